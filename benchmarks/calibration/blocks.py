@@ -11,7 +11,7 @@ from benchmarks.calibration.vae import calibration, random_vae, simulated
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.model import Evidence
-from mptcore.families.vae.diagnose import annealed
+from mptcore.families.vae.ais import annealed
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import dense
 from mptcore.families.vae.sampled_vae import SampledVae

@@ -1,13 +1,24 @@
 """Annealed importance sampling of log p(x) by Hamiltonian Monte Carlo: from a proposal q that is
 fitted to x, to the posterior (Neal 2001), and backwards from a draw of the model (Grosse et al.
-2015; Wu et al. 2017). The intermediate densities are proportional to q(z)^(1−β) p(x, z)^β."""
+2015; Wu et al. 2017). The intermediate densities are proportional to q(z)^(1−β) p(x, z)^β. Its
+results are compared with importance sampling of the same observations."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from mptcore.estimation.estimate import Estimate, lml_metrics, metric
+from mptcore.estimation.model import Evidence
+from mptcore.families.vae.importance import WeightSummary, summary_of, weight_evidence
 from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.trainer import TrainingStart
+from mptcore.protocol.records import Metric
+from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records
 from mptcore.specs import Ais
 
@@ -20,6 +31,9 @@ RATE = 1.0
 JITTER = 0.2
 """Relative range of the random variation of a transition's step size. It prevents trajectories from
 returning to their start (Neal 2011, Sec. 3.2)."""
+AGREE = 3
+"""Number of standard errors by which two estimates of one quantity may differ."""
+CURE = "raise evaluate.ais.temperatures or chains"
 
 
 class Annealing:
@@ -124,3 +138,79 @@ class Annealing:
 
     def _jitter(self) -> Tensor:
         return 1 + JITTER * (2 * draw_uniform(self.shape[:2], self.x, self.generator) - 1)
+
+
+def annealed(start: TrainingStart, spec: Ais) -> Records[None]:
+    """Run AIS on some observations, the importance-weighted bound on the same ones, and the bracket
+    on simulated ones."""
+    vae, labels = start.vae, start.labels
+    assert isinstance(vae, SampledVae), "the spec's check refuses a grid"
+    x = start.held_or_seen[: spec.observations]
+    generator = generator_for(start.seed, "ais", start.x.device)
+    forward, _ = yield from _both_ways(vae, x, None, spec, generator)
+    sampled = yield from vae.evidence(x, generator)
+    annealed, sampled = compared(_by_chains(forward), sampled)
+    for name, evidence in (("lml_ais", annealed), ("lml_ais_iwae", sampled)):
+        yield from lml_metrics(name, evidence, labels)
+    if spec.simulated > 0:
+        yield from _bracket(vae, start, spec, x)
+
+
+def _by_chains(parts: Sequence[WeightSummary]) -> Evidence:
+    """Summarise AIS weights with the error between chains. The few chains have an unreliable
+    effective sample size, and a larger error would make the comparison less sensitive."""
+    return weight_evidence(parts, cure=CURE, doubtful_error=0.0)
+
+
+def compared(annealed: Evidence, sampled: Evidence) -> tuple[Evidence, Evidence]:
+    """Return both estimates, the lower one not final if they differ by more than their errors
+    explain. Everything that sampling misses, such as a mode, only lowers an estimate."""
+    gap = annealed.value - sampled.value
+    if abs(gap) <= AGREE * math.hypot(annealed.std_err, sampled.std_err):
+        return annealed, sampled
+    if gap < 0:
+        return _below(annealed, "importance sampling", CURE), sampled
+    return annealed, _below(sampled, "annealing", "it misses modes, and so may lml")
+
+
+def _below(evidence: Evidence, other: str, cure: str) -> Evidence:
+    reason = f"not final: {other} finds more, beyond {AGREE} standard errors; {cure}"
+    return replace(evidence, not_final_reason=evidence.not_final_reason or reason)
+
+
+def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> Records[None]:
+    """Bound the LML of simulated observations from below and from above. All backward chains of an
+    observation start at the z from which it was drawn, so their spread does not measure their
+    error. The spread over observations of the gap between the bounds does."""
+    generator = generator_for(start.seed, "simulated", like.device)
+    z = draw_normal((spec.simulated, vae.latent_dim), like, generator)
+    with torch.no_grad():
+        simulated = vae.likelihood.sample(vae.decoder(z), generator)
+    forward, backward = yield from _both_ways(vae, simulated, z, spec, generator)
+    below = torch.cat([part.log_mean for part in forward])
+    above = -torch.cat([part.log_mean for part in backward])
+    error = _by_chains(forward).std_err
+    yield Metric("lml_simulated_below", below.mean().item(), error, start.labels)
+    between = Estimate.of(above - below)
+    above_all = replace(between, mean=above.mean().item())
+    yield metric("lml_simulated_above", above_all, start.labels)
+    yield metric("lml_simulated_gap", between, start.labels)
+
+
+def _both_ways(
+    vae: SampledVae, x: Tensor, z: Tensor | None, spec: Ais, generator: torch.Generator
+) -> Records[tuple[list[WeightSummary], list[WeightSummary]]]:
+    """Run forward AIS and, if the z from which x was drawn is given, reverse AIS of −log p(x)."""
+    forward: list[WeightSummary] = []
+    backward: list[WeightSummary] = []
+    first = 0
+    for part in vae.parts(x, spec.chains):
+        proposal = vae.evidence_proposal(part, vae.iwae.samples, generator, is_final=True)
+        annealing = Annealing(vae, part, spec, proposal, generator)
+        yield from annealing.tune()
+        forward.append(summary_of((yield from annealing.forward())))
+        if z is not None:
+            drawn_with = z[first : first + len(part)]
+            backward.append(summary_of((yield from annealing.backward(drawn_with))))
+        first += len(part)
+    return forward, backward

@@ -26,17 +26,22 @@ from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.densities import initial_density, log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
-from mptcore.families.vae import diagnose
+from mptcore.families.vae.ais import annealed
 from mptcore.families.vae.build import FAMILY, build_vae, for_scores, weights_header
+from mptcore.families.vae.networks import Encoder
 from mptcore.families.vae.pictures import pictures
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
-from mptcore.protocol.records import Artifact, Labels, Log, RunError
+from mptcore.families.vae.vae import ROWS, divergence
+from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records, RunState, TrainingState
 from mptcore.runtime.tensor_files import keep_weights
 from mptcore.specs import Bernoulli, PpcaModel, UploadData, VaeExperiment
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.loop import train
+
+ACTIVE = 0.01
+"""KL divergence in nats below which a latent dimension carries no information about the data."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,9 @@ class VaeRun:
             masks.set_state(self._loaded(start.seed).generator_state)
         yield from self._evaluate(start, start.labels, masks)
         if start.vae.encoder is not None:
-            yield from diagnose.collapse(start.vae.encoder, start.x, start.labels)
+            yield from collapse(start.vae.encoder, start.x, start.labels)
         if self.spec.evaluate.ais is not None:
-            yield from diagnose.annealed(start, self.spec.evaluate.ais)
+            yield from annealed(start, self.spec.evaluate.ais)
         if start.seed == self.spec.seeds[0] and self.state.work_dir is not None:
             yield from pictures(start, self.state.work_dir)
             if (file := keep_heldout_rows(start.dataset, self.state.work_dir)) is not None:
@@ -190,6 +195,21 @@ class VaeRun:
         tensors |= kept_of(starts[0].dataset, self.spec.data)
         header = {**weights_header(self.spec), **header_of(starts[0].dataset)}
         return keep_weights(FAMILY, tensors, header, self.state.work_dir)
+
+
+@torch.no_grad()
+def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
+    """Yield how many latent dimensions the encoder uses, and their divergence in nats."""
+    sums = torch.stack([divergence(*encoder(part)).sum(0) for part in torch.split(x, ROWS)])
+    each = sums.sum(0) / len(x)  # (K,)
+    active = int((each > ACTIVE).sum())
+    yield Metric("kl", each.sum().item(), 0.0, labels)
+    yield Metric("active_units", active, 0.0, labels)
+    if active == 0:
+        cure = "train longer, or with a smaller learning_rate or a higher noise_precision"
+        detail = f"every latent dimension has a KL below {ACTIVE} nats, so z is independent of x"
+        start = ", ".join(f"{name} {value}" for name, value in labels.items())
+        yield Log("warning", f"collapse ({start}): {detail}; {cure}")
 
 
 def _check_binary(dataset: Dataset) -> None:

@@ -21,8 +21,6 @@ CHUNK_BYTES = 2**27
 ROWS = 4096
 """Number of observations encoded together."""
 LOG_2PI = math.log(2 * math.pi)
-ACTIVE = 0.01
-"""KL divergence in nats below which a latent dimension carries no information about the data."""
 
 
 class Vae(nn.Module, ABC):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.vae import diagnose
+from mptcore.families.vae import ais
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
@@ -123,9 +123,9 @@ def test_reverse_chains_start_at_the_latent_values_of_the_simulation(
     x, _ = simulated(model, 5)
     z = torch.arange(5.0)[:, None].expand(5, model.latent_dim)
     monkeypatch.setattr(Recorded, "backward_of", [])
-    monkeypatch.setattr(diagnose, "Annealing", Recorded)
+    monkeypatch.setattr(ais, "Annealing", Recorded)
     monkeypatch.setattr(SampledVae, "parts", lambda self, x, draws: torch.split(x, 2))
-    work = diagnose._both_ways(model, x, z, Ais(temperatures=10), torch.Generator())
+    work = ais._both_ways(model, x, z, Ais(temperatures=10), torch.Generator())
     forward, backward = result_of(work)
     assert [len(part.log_mean) for part in forward] == [2, 2, 1]
     assert len(backward) == 3

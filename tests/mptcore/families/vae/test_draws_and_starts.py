@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
+from mptcore.families.vae.ais import AGREE, CURE, compared
 from mptcore.families.vae.conditionals import _regressed
-from mptcore.families.vae.diagnose import AGREE, CURE, compared
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import LIKELIEST, Fit, likely_starts

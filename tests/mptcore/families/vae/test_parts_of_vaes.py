@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from mptcore.estimation.model import Evidence
-from mptcore.families.vae import diagnose, likelihoods, networks
+from mptcore.families.vae import ais, likelihoods, networks
+from mptcore.families.vae.ais import _by_chains
 from mptcore.families.vae.conditionals import Conditionals, _regressed
-from mptcore.families.vae.diagnose import _by_chains
 from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Encoder
 from mptcore.families.vae.proposal import PRIOR_SHARE, TRUSTED, Proposal
+from mptcore.families.vae.run import collapse
 from mptcore.families.vae.sampled_vae import SampledVaeModel
 from mptcore.families.vae.vae import divergence, log_prior, sample_posterior
 from mptcore.protocol.records import Log, Metric
@@ -175,7 +176,7 @@ def test_doubtful_chains_add_nothing_to_the_error() -> None:
     found = _by_chains([summary])
     assert found.std_err == weight_evidence([summary], cure="", doubtful_error=0.0).std_err < 0.01
     summary.doubtful[:] = 1
-    assert str(_by_chains([summary]).not_final_reason).endswith(diagnose.CURE)
+    assert str(_by_chains([summary]).not_final_reason).endswith(ais.CURE)
 
 
 def test_a_dimension_is_active_above_its_bound() -> None:
@@ -184,7 +185,7 @@ def test_a_dimension_is_active_above_its_bound() -> None:
     with torch.no_grad():
         encoder.head.weight.zero_()
         encoder.head.bias.copy_(torch.tensor([0.2, 0.1, 0.0, 0, 0, 0]))
-    found = list(diagnose.collapse(encoder, torch.zeros(5000, 1), {"seed": 1}))
+    found = list(collapse(encoder, torch.zeros(5000, 1), {"seed": 1}))
     kl, active = found
     assert isinstance(kl, Metric)
     assert (kl.name, kl.std_err) == ("kl", 0)
@@ -192,7 +193,7 @@ def test_a_dimension_is_active_above_its_bound() -> None:
     assert active == Metric("active_units", 1, 0.0, {"seed": 1})
     with torch.no_grad():
         encoder.head.bias.zero_()
-    *_, warning = diagnose.collapse(encoder, torch.zeros(5, 1), {"seed": 1, "objective": "elbo"})
+    *_, warning = collapse(encoder, torch.zeros(5, 1), {"seed": 1, "objective": "elbo"})
     assert isinstance(warning, Log)
     assert warning.level == "warning"
     told = "collapse (seed 1, objective elbo): every latent dimension has a KL below 0.01 nats"
