@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.calibration.vae import random_vae, simulated
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import dense
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.specs import Dense
 
 DIM, N, NODES, EXTENT, PRECISION = 8, 12, 140, 6.0, 20.0

@@ -14,7 +14,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.families.vae.ais import annealed
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import dense
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.families.vae.trainer import TrainingStart
 from mptcore.protocol.records import Metric
 from mptcore.specs import Ais, Dense, Importance

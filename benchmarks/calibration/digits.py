@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mptcore.estimation.model import Evidence
 from mptcore.families.vae.run import VaeRun
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.families.vae.trainer import VaeTrainer
 from mptcore.runtime.state import RunState
 from mptcore.specs import VaeExperiment

@@ -12,7 +12,7 @@ from benchmarks.calibration.vae import random_vae, simulated
 from mptcore.estimation.model import Evidence
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import dense
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.specs import Dense
 
 N, NODES, EXTENT = 20, 200_001, 7.0

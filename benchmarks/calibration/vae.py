@@ -18,7 +18,7 @@ from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.vae.grid import GridVae, grid_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, dense, linear
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.protocol.records import Metric
 from mptcore.runtime.state import RunState
 from mptcore.specs import Dense, FixedSize, Importance, UniformGrid

@@ -10,7 +10,7 @@ from mptcore.families.vae import networks
 from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import likelihood_of
 from mptcore.families.vae.networks import Decoder, Encoder
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.families.vae.vae import Vae
 from mptcore.protocol.records import RunError
 from mptcore.runtime.checkpoint import under

@@ -10,7 +10,7 @@ from torch import Tensor
 from mptcore.families.vae import ais
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.proposal import Fit, Proposal
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.runtime.state import Records
 from mptcore.specs import Ais, Importance
 from tests.mptcore.families.vae.test_sampling import density_of, linear_gaussian, simulated

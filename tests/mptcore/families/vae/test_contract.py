@@ -10,7 +10,7 @@ from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.networks import dense, linear_decoder
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from mptcore.specs import Dense, ExperimentSpec, Importance, Recursive, UniformGrid
 from mptlab_contract import (
     DEVICES,

@@ -13,7 +13,7 @@ from mptcore.families.vae.conditionals import _regressed
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import LIKELIEST, Fit, likely_starts
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled import SampledVae
 from tests.mptcore.families.vae.test_modes import relu_vae
 
 

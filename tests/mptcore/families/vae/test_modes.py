@@ -10,7 +10,7 @@ from torch import nn
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import dense
 from mptcore.families.vae.proposal import EVEN_SHARE, KEPT, PRIOR_SHARE, Modes
-from mptcore.families.vae.sampled_vae import Plan, SampledVae
+from mptcore.families.vae.sampled import Plan, SampledVae
 from mptcore.specs import Dense, Importance
 from tests.support.runs import result_of
 

@@ -18,7 +18,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.networks import Encoder
 from mptcore.families.vae.proposal import PRIOR_SHARE, TRUSTED, Proposal
 from mptcore.families.vae.run import collapse
-from mptcore.families.vae.sampled_vae import SampledVaeModel
+from mptcore.families.vae.sampled import SampledVaeModel
 from mptcore.families.vae.vae import divergence, log_prior, sample_posterior
 from mptcore.protocol.records import Log, Metric
 from mptcore.specs import Convolutional, Dense, UniformGrid

@@ -17,7 +17,7 @@ from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.networks import convolutional, dense, linear, linearised
 from mptcore.families.vae.proposal import Fit, Proposal
-from mptcore.families.vae.sampled_vae import Plan, SampledVae
+from mptcore.families.vae.sampled import Plan, SampledVae
 from mptcore.specs import Ais, Convolutional, Dense, Importance, Recursive
 from tests.support.runs import result_of, std_err_of, value_of
 
