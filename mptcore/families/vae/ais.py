@@ -159,7 +159,7 @@ def annealed(start: TrainingStart, spec: Ais) -> Records[None]:
 def _by_chains(parts: Sequence[WeightSummary]) -> Evidence:
     """Summarise AIS weights with the error between chains. The few chains have an unreliable
     effective sample size, and a larger error would make the comparison less sensitive."""
-    return weight_evidence(parts, cure=CURE, doubtful_error=0.0)
+    return weight_evidence(parts, advice=CURE, doubtful_error=0.0)
 
 
 def compared(annealed: Evidence, sampled: Evidence) -> tuple[Evidence, Evidence]:

@@ -123,7 +123,7 @@ class GridVae(Vae):
         check. log p(x | z) is concave in z, so each posterior has one mode."""
         parts = self.parts(x, samples)
         summaries = [self._sampled(part, samples, generator) for part in parts]
-        found = weight_evidence(summaries, cure="raise train.lml_samples")
+        found = weight_evidence(summaries, advice="raise train.lml_samples")
         rounding = torch.finfo(x.dtype).eps * abs(found.value)
         return replace(found, std_err=math.hypot(found.std_err, rounding))
 

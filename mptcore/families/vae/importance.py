@@ -16,25 +16,25 @@ from mptcore.families.vae.vae import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 from mptcore.specs.compute import GPU_BATCH_BYTES
 
-RETRIES, REFITS, MORE_DRAWS = 2, 3, 2
+RETRIES, REFITS, TRIAL_GROWTH = 2, 3, 2
 """For observations with unreliable weights: maximum number of trials, number of refits after each,
 and factor by which the draws of a trial grow."""
-HARD = 4
+MORE_DRAWS = 4
 """Factor by which the draws of an estimate grow for observations whose trial draws had unreliable
 weights."""
 GROUPS = 4
 """Number of groups of draws from which the bias is estimated."""
-LARGEST_KHAT = 0.7
+MAX_KHAT = 0.7
 """Largest k̂ at which the proposal still covers the target (Vehtari et al. 2024, Sec. 3)."""
 DOUBTFUL_ERROR = 1.0
 """Possible error in nats of log p(x) for an observation with unreliable weights, assumed to have
 the same sign for all of them. The largest error measured was 0.7."""
-MIN_DRAWS = 25
+MIN_TAIL_DRAWS = 25
 """Minimum number of draws with a tail to fit."""
-EQUAL = 1e-6
-"""Range of log weights below which a column has no tail."""
-PRIOR_SCALE, PRIOR_DRAWS = 3, 10
-"""Prior scale of the fit, and the number of draws that its prior of k = 0.5 is worth."""
+MIN_TAIL_RANGE = 1e-6
+"""Minimum range of the log weights of a column with a tail."""
+TAIL_PRIOR_SCALE, TAIL_PRIOR_DRAWS = 3, 10
+"""Prior scale of a fit to a tail, and the number of draws that its prior of k = 0.5 is worth."""
 
 
 class WeightSummary(NamedTuple):
@@ -87,45 +87,44 @@ class Sampler:
         """Draw z (draws, N, K), and return their log weights (draws, N)."""
         z = proposal.draw(draws, self.generator)
         parts = torch.split(z, max(1, self.at_once // len(self.fit.x)))
-        weights = [by_rows(lambda some: (self.weighed(some, proposal)[0],), one) for one in parts]
-        return z, torch.cat([of_part for (of_part,) in weights])
+        weights = [
+            by_rows(lambda rows: (self.weighed(rows, proposal)[0],), part)[0] for part in parts
+        ]
+        return z, torch.cat(weights)
 
-    def settle(self, proposal: Proposal, draws: int) -> Tensor:
-        """Refit a proposal in place where trial draws have unreliable weights, and return where,
-        (N,)."""
-        hard = torch.zeros(len(self.fit.x), dtype=torch.bool, device=self.fit.x.device)
-        rows = torch.arange(len(hard), device=hard.device)
+    def refit_unreliable(self, proposal: Proposal, draws: int) -> Tensor:
+        """Refit a proposal in place where trial draws have unreliable weights: to these draws, and
+        then repeatedly to new ones. Return where, (N,)."""
+        unreliable = torch.zeros(len(self.fit.x), dtype=torch.bool, device=self.fit.x.device)
+        rows = torch.arange(len(unreliable), device=unreliable.device)
         for _ in range(RETRIES):
             z, weights = self.of(rows).draw(proposal.of(rows), draws)
             doubted = doubtful(weights) > 0
             rows = rows[doubted]
             if len(rows) == 0:
                 break
-            hard[rows] = True
-            draws *= MORE_DRAWS
-            weighed = z[:, doubted], weights[:, doubted]
-            proposal.put(rows, self.of(rows)._refitted(proposal.of(rows), *weighed, draws))
-        return hard
+            unreliable[rows] = True
+            draws *= TRIAL_GROWTH
+            sampler = self.of(rows)
+            refitted = proposal.of(rows).refitted(z[:, doubted], weights[:, doubted])
+            for _ in range(REFITS):
+                refitted = refitted.refitted(*sampler.draw(refitted, draws))
+            proposal.put(rows, refitted)
+        return unreliable
 
     def summary(self, proposal: Proposal, draws: int) -> WeightSummary:
         """Return log p(x_R) of each observation. Only trial draws decide which observations get a
-        refitted proposal and HARD times the draws, and whose weights are unreliable even then. If
-        the draws of the estimate decided, those that are kept would be the ones that met no large
-        weight, and the estimate would be too low."""
-        hard = self.settle(proposal, draws)
-        found = summary_of(self.draw(proposal, draws)[1], torch.zeros_like(hard).double())
-        if hard.any():
-            sampler, fitted = self.of(hard), proposal.of(hard)
-            trial, weights = (sampler.draw(fitted, HARD * draws)[1] for _ in range(2))
-            found.put(hard, summary_of(weights, doubtful(trial)))
-        return found
-
-    def _refitted(self, proposal: Proposal, z: Tensor, weights: Tensor, draws: int) -> Proposal:
-        """Refit the proposal to z and their weights, and then repeatedly to `draws` new draws."""
-        proposal = proposal.refitted(z, weights)
-        for _ in range(REFITS):
-            proposal = proposal.refitted(*self.draw(proposal, draws))
-        return proposal
+        refitted proposal and MORE_DRAWS times the draws, and whose weights are unreliable even
+        then. If the draws of the estimate decided, those that are kept would be the ones that met
+        no large weight, and the estimate would be too low."""
+        unreliable = self.refit_unreliable(proposal, draws)
+        reliable_trial = torch.zeros_like(unreliable).double()
+        summary = summary_of(self.draw(proposal, draws)[1], reliable_trial)
+        if unreliable.any():
+            sampler, refitted = self.of(unreliable), proposal.of(unreliable)
+            trial, weights = (sampler.draw(refitted, MORE_DRAWS * draws)[1] for _ in range(2))
+            summary.put(unreliable, summary_of(weights, doubtful(trial)))
+        return summary
 
 
 def summary_of(log_weights: Tensor, trial_doubtful: Tensor | None = None) -> WeightSummary:
@@ -145,11 +144,6 @@ def summary_of(log_weights: Tensor, trial_doubtful: Tensor | None = None) -> Wei
     )
 
 
-def joined(parts: Sequence[WeightSummary]) -> WeightSummary:
-    """Join the summaries of parts of the observations."""
-    return WeightSummary(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
 def grouped(log_terms: Tensor) -> Tensor:
     """Return logarithms of the sums over the draws of each group, (GROUPS, ...). If there are fewer
     draws, each draw is a group."""
@@ -157,28 +151,28 @@ def grouped(log_terms: Tensor) -> Tensor:
     return torch.stack([group.logsumexp(0) for group in groups])
 
 
-def debiased(sums: Tensor, counts: Tensor, uneven: Tensor) -> tuple[Tensor, Tensor]:
+def debiased(sums: Tensor, counts: Tensor, is_uneven: Tensor) -> tuple[Tensor, Tensor]:
     """Return log(Σ terms / Σ counts) without its first-order bias in 1/draws, and an estimate of
     the remaining bias, from logarithms of sums over GROUPS of draws (GROUPS, ...).
 
     For n draws the logarithm of a mean has the bias c/n + d/n² + …; halves and quarters of the
     draws give c and d (Quenouille 1956; for log p(x) Nowozin 2018, Sec. 3). If one or two draws
     dominate the sum, this expansion is wrong, and the corrected value can be many nats too high.
-    In that case, `uneven`, no correction is made."""
-    whole = sums.logsumexp(0) - counts.logsumexp(0)
+    In that case, `is_uneven`, no correction is made."""
+    of_all = sums.logsumexp(0) - counts.logsumexp(0)
     if len(sums) < GROUPS:
-        return whole, torch.full_like(whole, math.nan)
+        return of_all, torch.full_like(of_all, math.nan)
     of_halves = [sums[i : i + 2].logsumexp(0) - counts[i : i + 2].logsumexp(0) for i in (0, 2)]
     halves = torch.stack(of_halves).mean(0)
     quarters = (sums - counts).mean(0)
-    better, worse = 2 * whole - halves, 2 * halves - quarters
-    left = torch.where(uneven, halves - whole, (worse - better) / 3)
-    return torch.where(uneven, whole, better), left
+    corrected, halves_corrected = 2 * of_all - halves, 2 * halves - quarters
+    bias = torch.where(is_uneven, halves - of_all, (halves_corrected - corrected) / 3)
+    return torch.where(is_uneven, of_all, corrected), bias
 
 
 def doubtful(log_weights: Tensor) -> Tensor:
-    """Return 1 where weights (samples, ...) have a k̂ above LARGEST_KHAT or are uneven, else 0."""
-    return (uneven(log_weights) | (khats(log_weights) > LARGEST_KHAT)).double()
+    """Return 1 where weights (samples, ...) have a k̂ above MAX_KHAT or are uneven, else 0."""
+    return (uneven(log_weights) | (khats(log_weights) > MAX_KHAT)).double()
 
 
 def uneven(log_weights: Tensor) -> Tensor:
@@ -195,36 +189,36 @@ def log_mean_variance(log_weights: Tensor) -> Tensor:
 
 
 def weight_evidence(
-    parts: Sequence[WeightSummary], *, cure: str, doubtful_error: float = DOUBTFUL_ERROR
+    parts: Sequence[WeightSummary], *, advice: str, doubtful_error: float = DOUBTFUL_ERROR
 ) -> Evidence:
     """Return the mean over observations of log p(x), bias-corrected to first order, with its Monte
     Carlo standard error. Each unreliable observation adds `doubtful_error` nats to the error. The
-    result is not final if trial draws do not support it."""
-    columns = joined(parts)
-    bias, share = columns.bias.mean().item(), columns.doubtful.mean().item()
-    error = math.sqrt(columns.variance.sum().item()) / len(columns.debiased)
+    result is not final if trial draws do not support it: then `advice` says what to change."""
+    summary = WeightSummary(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    bias, share = summary.bias.mean().item(), summary.doubtful.mean().item()
+    error = math.sqrt(summary.variance.sum().item()) / len(summary.debiased)
     error = math.hypot(error, share * doubtful_error)
-    metrics = {"ess": columns.ess.median().item(), "bias_estimate": bias, "doubtful": share}
-    reason = doubtful_reason(bias, error, columns.trial_doubtful.mean().item(), cure)
-    return Evidence(columns.debiased.mean().item(), error, reason, metrics, columns.debiased)
+    metrics = {"ess": summary.ess.median().item(), "bias_estimate": bias, "doubtful": share}
+    reason = doubtful_reason(bias, error, summary.trial_doubtful.mean().item(), advice)
+    return Evidence(summary.debiased.mean().item(), error, reason, metrics, summary.debiased)
 
 
 def khats(log_weights: Tensor) -> Tensor:
     """Return k̂ of each column (draws, ...): (...), float64. It is 0 for a column without a tail,
     and infinite for a column with a value that is not finite."""
     columns = log_weights.double().flatten(1)  # (draws, n)
-    found = torch.zeros_like(columns[0])
+    khat = torch.zeros_like(columns[0])
     draws = len(columns)
-    if draws >= MIN_DRAWS:
+    if draws >= MIN_TAIL_DRAWS:
         tail = math.floor(min(draws / 5, 3 * math.sqrt(draws)))
         top = (columns - columns.amax(0)).topk(tail + 1, 0).values.flip(0)  # (tail + 1, n)
         finite = columns.isfinite().all(0)
-        uneven = finite & (columns.amax(0) - columns.amin(0) > EQUAL)
-        chosen = top[:, uneven].clamp(min=math.log(torch.finfo(top.dtype).tiny))
-        excesses = chosen[1:].exp() - chosen[0].exp()
-        found[uneven] = torch.where(excesses[-1] > 0, _shape(excesses), 0)
-        found[~finite] = math.inf
-    return found.view(log_weights.shape[1:])
+        has_tail = finite & (columns.amax(0) - columns.amin(0) > MIN_TAIL_RANGE)
+        log_tails = top[:, has_tail].clamp(min=math.log(torch.finfo(top.dtype).tiny))
+        excesses = log_tails[1:].exp() - log_tails[0].exp()
+        khat[has_tail] = torch.where(excesses[-1] > 0, _shape(excesses), 0)
+        khat[~finite] = math.inf
+    return khat.view(log_weights.shape[1:])
 
 
 def _shape(excesses: Tensor) -> Tensor:
@@ -234,14 +228,14 @@ def _shape(excesses: Tensor) -> Tensor:
     points = 30 + math.isqrt(tail)
     ranks = torch.arange(points, dtype=excesses.dtype, device=excesses.device) + 0.5
     quartile, largest = excesses[int(tail / 4 + 0.5) - 1], excesses[-1]
-    rates = (1 - (points / ranks).sqrt())[:, None] / (PRIOR_SCALE * quartile) + 1 / largest
+    rates = (1 - (points / ranks).sqrt())[:, None] / (TAIL_PRIOR_SCALE * quartile) + 1 / largest
     if excesses.is_cuda:  # a launch costs more than the memory
         at_once = max(1, GPU_BATCH_BYTES // (4 * excesses.nbytes))
         parts = torch.split(rates[:, None], at_once)
-        shapes = torch.cat([torch.log1p(-some * excesses).mean(1) for some in parts])
+        shapes = torch.cat([torch.log1p(-part * excesses).mean(1) for part in parts])
     else:
         shapes = torch.stack([torch.log1p(-rate * excesses).mean(0) for rate in rates])
     log_likelihood = tail * ((-rates / shapes).log() - shapes - 1)
     rate = (rates * log_likelihood.softmax(0)).sum(0)
     shape = torch.log1p(-rate * excesses).mean(0)
-    return (tail * shape + PRIOR_DRAWS / 2) / (tail + PRIOR_DRAWS)
+    return (tail * shape + TAIL_PRIOR_DRAWS / 2) / (tail + TAIL_PRIOR_DRAWS)

@@ -17,7 +17,7 @@ from mptcore.families.vae.conditionals import (
     expected_ess,
     ratio_of,
 )
-from mptcore.families.vae.importance import HARD, Sampler, WeightSummary, weight_evidence
+from mptcore.families.vae.importance import MORE_DRAWS, Sampler, WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal, likely_starts, surprised
@@ -123,9 +123,9 @@ class SampledVae(Vae):
         method, rows = self.conditionals, torch.arange(len(x), device=x.device)
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,), predicts=True)
         proposal = self.proposal(x, mask, plan, generator)
-        hard = self._sampler(x, mask, generator).settle(proposal, method.draws)
+        hard = self._sampler(x, mask, generator).refit_unreliable(proposal, method.draws)
         parts = []
-        for chosen, draws in ((rows[~hard], method.draws), (rows[hard], HARD * method.draws)):
+        for chosen, draws in ((rows[~hard], method.draws), (rows[hard], MORE_DRAWS * method.draws)):
             for part in torch.split(chosen, self.rows(draws)):
                 if len(part) > 0:
                     own = method.model_copy(update={"draws": draws})
@@ -183,7 +183,7 @@ class SampledVae(Vae):
         hidden[places, columns] = False
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
         own = self.proposal(x, hidden, plan, generator, [best])
-        self._sampler(x, hidden, generator).settle(own, method.draws)
+        self._sampler(x, hidden, generator).refit_unreliable(own, method.draws)
         both = given.mixed(own)
         sampler = self._sampler(x, mask, generator)
         weights, log_probs = sampler.weighed(both.draw(method.draws, generator), both)
@@ -291,13 +291,13 @@ class SampledVae(Vae):
         for part in self.parts(x, self.iwae.samples):
             summaries.append(self.log_marginals(part, self.iwae.samples, generator, is_final=True))
             yield None
-        return weight_evidence(summaries, cure="raise evaluate.lml.samples")
+        return weight_evidence(summaries, advice="raise evaluate.lml.samples")
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
         """Return the LML from fewer draws, for a run in progress."""
         parts = self.parts(x, samples)
         summaries = [self.log_marginals(part, samples, generator) for part in parts]
-        return weight_evidence(summaries, cure="raise train.lml_samples")
+        return weight_evidence(summaries, advice="raise train.lml_samples")
 
     def log_marginals(
         self, x: Tensor, samples: int, generator: torch.Generator, *, is_final: bool = False

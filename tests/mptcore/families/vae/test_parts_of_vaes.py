@@ -174,7 +174,7 @@ def test_doubtful_chains_add_nothing_to_the_error() -> None:
     summary = summary_of((1 + 0.1 * normal(500, 40).abs()).log())
     summary.doubtful[7] = 1
     found = _by_chains([summary])
-    assert found.std_err == weight_evidence([summary], cure="", doubtful_error=0.0).std_err < 0.01
+    assert found.std_err == weight_evidence([summary], advice="", doubtful_error=0.0).std_err < 0.01
     summary.doubtful[:] = 1
     assert str(_by_chains([summary]).not_final_reason).endswith(ais.CURE)
 

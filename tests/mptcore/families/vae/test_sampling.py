@@ -200,7 +200,8 @@ def test_the_error_of_the_evidence_is_calibrated() -> None:
     truth = density_of(model).log_prob(x).mean().item()
     draws = torch.Generator().manual_seed(1)
     found = [
-        weight_evidence([summary_of(model.log_weights(x, 100, draws))], cure="") for _ in range(200)
+        weight_evidence([summary_of(model.log_weights(x, 100, draws))], advice="")
+        for _ in range(200)
     ]
     z = torch.tensor([(one.value - truth) / one.std_err for one in found])
     assert z.mean().abs() < 4 / math.sqrt(len(z))
@@ -222,7 +223,7 @@ def test_annealing_brackets_the_lml() -> None:
         spec = Ais(temperatures=30 if near else 300, chains=8, leapfrog_steps=4)
         annealing = Annealing(model, x, spec, proposal, torch.Generator().manual_seed(5))
         result_of(annealing.tune())
-        below = weight_evidence([summary_of(result_of(annealing.forward()))], cure="")
+        below = weight_evidence([summary_of(result_of(annealing.forward()))], advice="")
         assert below.value == pytest.approx(truths.mean().item(), abs=4 * below.std_err)
         gaps = -summary_of(result_of(annealing.backward(z))).log_mean - truths
         error = gaps.std().item() / math.sqrt(N)

@@ -86,10 +86,10 @@ def test_the_jackknife_by_hand_for_draws_that_do_not_divide_by_four() -> None:
 def test_doubtful_weights_enter_the_error() -> None:
     """One of 40 may be wrong by a nat: this adds 0.025 to an error of 0.0002 from the draws."""
     summary = summary_of((1 + 0.1 * uniform(500, 40)).log())
-    sure = weight_evidence([summary], cure="").std_err
+    sure = weight_evidence([summary], advice="").std_err
     assert 0 < sure < 0.001
     summary.doubtful[7] = 1
-    doubted = weight_evidence([summary], cure="")
+    doubted = weight_evidence([summary], advice="")
     assert doubted.metrics["doubtful"] == 1 / 40
     assert doubted.std_err == pytest.approx(math.hypot(sure, 1 / 40), rel=1e-12)
     assert doubted.not_final_reason is None
@@ -108,7 +108,7 @@ def test_doubtful_weights_are_drawn_again(
             case.vae.log_marginals(case.x, 200, torch.Generator().manual_seed(seed))
             for seed in range(10)
         ]
-        found[retries] = [weight_evidence([part], cure="") for part in parts]
+        found[retries] = [weight_evidence([part], advice="") for part in parts]
     first, again = ([one.metrics["doubtful"] for one in runs] for runs in found.values())
     assert sum(first) / 10 > 0.05
     assert sum(again) < sum(first) / 2
@@ -127,7 +127,7 @@ def test_an_estimate_is_judged_by_other_draws(
     def none(self: Sampler, proposal: Proposal, draws: int) -> Tensor:
         return torch.zeros(len(self.fit.x), dtype=torch.bool)
 
-    monkeypatch.setattr(Sampler, "settle", none)
+    monkeypatch.setattr(Sampler, "refit_unreliable", none)
     found = case.vae.log_marginals(case.x, 200, torch.Generator().manual_seed(1))
     assert found.doubtful.sum() > 0
     assert found.trial_doubtful.sum() == 0  # in the trials, all weights were reliable
@@ -152,10 +152,10 @@ def test_an_lml_that_its_own_draws_alone_doubt_is_final() -> None:
     """Their doubt enters the error."""
     weights = (1 + 0.1 * uniform(500, 10)).log()
     weights[:, :3] = -0.9 * uniform(500, 3).log()  # Pareto's distribution with k = 0.9
-    sure = weight_evidence([summary_of(weights, torch.zeros(10))], cure="")
+    sure = weight_evidence([summary_of(weights, torch.zeros(10))], advice="")
     assert sure.not_final_reason is None
     assert sure.metrics["doubtful"] == pytest.approx(0.3)
     assert sure.std_err >= 0.3
-    unsure = weight_evidence([summary_of(weights)], cure="")
+    unsure = weight_evidence([summary_of(weights)], advice="")
     assert unsure.not_final_reason is not None
     assert "30% of its terms" in unsure.not_final_reason
