@@ -129,7 +129,7 @@ class GridVae(Vae):
 
     @torch.no_grad()
     def _sampled(self, x: Tensor, samples: int, generator: torch.Generator) -> WeightSummary:
-        fit = Fit(self.decoder, self.likelihood, x, torch.ones_like(x), alike=True)
+        fit = Fit(self.decoder, self.likelihood, x, torch.ones_like(x), shared_mask=True)
         proposal = fit.proposal(x.new_zeros(len(x), self.latent_dim), STEPS)
         sampler = Sampler(fit, self.rows(1), generator)
         return sampler.summary(proposal, samples)

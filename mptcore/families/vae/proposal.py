@@ -27,14 +27,14 @@ FREEDOM = 5
 the posteriors given the whole image; a normal distribution does for 92 %."""
 PRIOR_SHARE = 0.1
 """Share of a component as wide as the prior, for regions that no mode covers."""
-KEPT, EVEN_SHARE = 5, 0.2
+MAX_MODES, EVEN_SHARE = 5, 0.2
 """Maximum number of modes in a proposal, and the part of their share that is divided evenly,
 because Laplace's approximation may give a mode far too little mass."""
-SAME = 1.0
-"""Two fits have found the same mode if they are closer than this, in the scale of the mode."""
+SAME_WITHIN = 1.0
+"""Two climbs have ended at the same mode if they are closer than this, in the scale of the mode."""
 ADAPTED_SHARE = 0.5
 """Share of a component that is adapted to a pilot's draws."""
-TRUSTED = 32
+HALF_TRUST_ESS = 32
 """Effective sample size of a pilot at which its covariance and the curvature have equal weight."""
 MIN_SHARE = 0.1
 """Minimum total share of the components in a refitted proposal, for any weights."""
@@ -46,9 +46,9 @@ minimum after the latter. The first step is not damped: it is exact for a linear
 PRIOR_DRAWS, LIKELIEST = 256, 16
 """Number of draws from the prior for each start, and number of the likeliest of them from which the
 start is chosen."""
-WIDER = 2.0
+TAIL_FACTOR = 2.0
 """Factor on the draws for every second start, for modes in the prior's tails."""
-SURPRISE = 20.0
+MAX_LOG_PROB_GAP = 20.0
 """Maximum nats by which a masked value may be less likely, at the heaviest mode, than the mean
 there. A value beyond it may come from another mode, which has hardly any mass given the observed
 part."""
@@ -70,16 +70,12 @@ class Proposal:
         squares = draw_normal((*shape[:-1], FREEDOM), self.centres, generator).square()
         standard = normal / squares.mean(-1, keepdim=True).sqrt()
         columns = standard.permute(1, 2, 0)[None]  # (1, N, K, draws)
-        added = torch.linalg.solve_triangular(self.roots, columns, upper=True)
-        each = self.centres[:, None] + added.permute(0, 3, 1, 2)  # (C + 1, draws, N, K)
-        picked = self._picks(shape[:2], generator)[None, ..., None]
-        z: Tensor = each.gather(0, picked.expand(1, *shape))[0]
+        offsets = torch.linalg.solve_triangular(self.roots, columns, upper=True)
+        by_component = self.centres[:, None] + offsets.permute(0, 3, 1, 2)  # (C + 1, draws, N, K)
+        uniform = draw_uniform(shape[:2], self.log_shares, generator)
+        component = (uniform > self.log_shares.exp().cumsum(0)[:-1, None]).sum(0)  # (draws, N)
+        z: Tensor = by_component.gather(0, component[None, ..., None].expand(1, *shape))[0]
         return z
-
-    def _picks(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw components by their shares."""
-        uniform = draw_uniform(shape, self.log_shares, generator)
-        return (uniform > self.log_shares.exp().cumsum(0)[:-1, None]).sum(0)
 
     def of(self, rows: Tensor | slice) -> "Proposal":
         """Return the proposals of some observations."""
@@ -106,26 +102,26 @@ class Proposal:
         component with little weight in the draws changes little."""
         share = _truncated(log_weights).softmax(0).to(z)
         log_each, squares = self._each(z)
-        belongs = (log_each.softmax(0) * share)[:-1]  # (C, draws, N)
-        pulled = belongs * (FREEDOM + z.shape[-1]) / (FREEDOM + squares[:-1])
+        responsibilities = (log_each.softmax(0) * share)[:-1]  # (C, draws, N)
+        pulls = responsibilities * (FREEDOM + z.shape[-1]) / (FREEDOM + squares[:-1])
         tiny = torch.finfo(z.dtype).tiny
-        mass = belongs.sum(1).clamp(min=tiny)  # (C, N)
-        known = mass.square() / belongs.square().sum(1).clamp(min=tiny)
-        trust = (known / (known + TRUSTED))[..., None]
-        mean = (pulled[..., None] * z).sum(1) / pulled.sum(1).clamp(min=tiny)[..., None]
+        mass = responsibilities.sum(1).clamp(min=tiny)  # (C, N)
+        ess = mass.square() / responsibilities.square().sum(1).clamp(min=tiny)
+        trust = (ess / (ess + HALF_TRUST_ESS))[..., None]
+        mean = (pulls[..., None] * z).sum(1) / pulls.sum(1).clamp(min=tiny)[..., None]
         gaps = (z - mean[:, None]).transpose(1, 2)  # (C, N, draws, K)
-        scatter = gaps.mT @ (pulled.mT[..., None] * gaps) / mass[..., None, None]
-        before = torch.cholesky_inverse(self.roots[:-1].mT)
-        covariance = trust[..., None] * scatter + (1 - trust[..., None]) * before
+        scatter = gaps.mT @ (pulls.mT[..., None] * gaps) / mass[..., None, None]
+        old_covariance = torch.cholesky_inverse(self.roots[:-1].mT)
+        covariance = trust[..., None] * scatter + (1 - trust[..., None]) * old_covariance
         roots = _factor(torch.cholesky_inverse(_factor(covariance))).mT
         centres = trust * mean + (1 - trust) * self.centres[:-1]
-        modes = mass / mass.sum(0) + MIN_SHARE / len(mass)
-        shares = modes.log().log_softmax(0) + math.log1p(-PRIOR_SHARE)
-        wide = torch.full_like(shares[:1], math.log(PRIOR_SHARE))
+        shares = mass / mass.sum(0) + MIN_SHARE / len(mass)
+        log_shares = shares.log().log_softmax(0) + math.log1p(-PRIOR_SHARE)
+        log_prior_share = torch.full_like(log_shares[:1], math.log(PRIOR_SHARE))
         return Proposal(
             torch.cat([centres, self.centres[-1:]]),
             torch.cat([roots, self.roots[-1:]]),
-            torch.cat([shares, wide]),
+            torch.cat([log_shares, log_prior_share]),
         )
 
     def adapted(self, z: Tensor, log_weights: Tensor) -> "Proposal":
@@ -136,16 +132,16 @@ class Proposal:
         share = log_weights.softmax(0).to(z)
         mean = (share[..., None] * z).sum(0)
         gaps = (z - mean).movedim(0, 1)  # (N, draws, K)
-        trust = 1 / (1 + TRUSTED * share.square().sum(0))[:, None, None]  # of 1/ESS
+        trust = 1 / (1 + HALF_TRUST_ESS * share.square().sum(0))[:, None, None]  # of 1/ESS
         covariance = gaps.mT @ (share.mT[..., None] * gaps)
         mixed = trust * covariance + (1 - trust) * torch.cholesky_inverse(self.best_root().mT)
         root = _factor(torch.cholesky_inverse(_factor(mixed))).mT
-        shares = self.log_shares + math.log1p(-ADAPTED_SHARE)
-        first = torch.full_like(shares[:1], math.log(ADAPTED_SHARE))
+        log_shares = self.log_shares + math.log1p(-ADAPTED_SHARE)
+        log_share = torch.full_like(log_shares[:1], math.log(ADAPTED_SHARE))
         return Proposal(
             torch.cat([mean[None], self.centres]),
             torch.cat([root[None], self.roots]),
-            torch.cat([first, shares]),
+            torch.cat([log_share, log_shares]),
         )
 
     def best_root(self) -> Tensor:
@@ -217,7 +213,7 @@ class Quadratic(NamedTuple):
 class Modes(NamedTuple):
     """Ends of C climbs for each of N observations. Several may have ended at the same mode."""
 
-    places: Tensor  # (C, N, K)
+    positions: Tensor  # (C, N, K)
     roots: Tensor  # (C, N, K, K), as those of a proposal
     log_mass: Tensor  # (C, N): of the posterior, in Laplace's approximation, not normalised
 
@@ -232,35 +228,34 @@ class Modes(NamedTuple):
     def heaviest(self) -> Tensor:
         """Return the mode with the most mass, (N, K)."""
         rows = torch.arange(self.log_mass.shape[1], device=self.log_mass.device)
-        return self.places[self.log_mass.argmax(0), rows]
+        return self.positions[self.log_mass.argmax(0), rows]
 
-    def found_once(self) -> Tensor:
-        """Return the share (N,) of the mass that lies at modes that only one climb has found. As in
-        Good and Turing's estimate (Good 1953), it estimates how much mass the climbs may have
-        missed."""
-        same, log_mass = self._same(), self._distinct()
-        return (log_mass.softmax(0) * (same.sum(0) == 1)).sum(0)
+    def unseen_mass(self) -> Tensor:
+        """Return an estimate of the share of the mass that the climbs may have missed, (N,): the
+        share at modes that only one climb has found, as in Good and Turing's estimate (Good
+        1953)."""
+        return (self._distinct().softmax(0) * (self._same_mode().sum(0) == 1)).sum(0)
 
     def proposal(self) -> Proposal:
         """Return a proposal about the heaviest modes."""
-        log_mass, best = self._distinct().topk(min(KEPT, len(self.places)), dim=0)
+        log_mass, best = self._distinct().topk(min(MAX_MODES, len(self.positions)), dim=0)
         share = (1 - EVEN_SHARE) * log_mass.softmax(0)
-        known = log_mass > -math.inf
-        share = share + EVEN_SHARE * known / known.sum(0)
+        is_mode = log_mass > -math.inf
+        share = share + EVEN_SHARE * is_mode / is_mode.sum(0)
         rows = torch.arange(best.shape[1], device=best.device)
-        return proposal_about(self.places[best, rows], self.roots[best, rows], share.log())
+        return proposal_about(self.positions[best, rows], self.roots[best, rows], share.log())
 
     def _distinct(self) -> Tensor:
         """Return the log mass (C, N), with −∞ for all but the heaviest climb to each mode."""
-        mass, order = self.log_mass, torch.arange(len(self.places), device=self.places.device)
+        mass, order = self.log_mass, torch.arange(len(self.positions), device=self.positions.device)
         first = (order[:, None] < order)[..., None] & (mass[:, None] == mass)
         heavier = (mass[:, None] > mass) | first
-        return mass.masked_fill((self._same() & heavier).any(0), -math.inf)
+        return mass.masked_fill((self._same_mode() & heavier).any(0), -math.inf)
 
-    def _same(self) -> Tensor:
+    def _same_mode(self) -> Tensor:
         """Return which climbs have ended at the same mode, (C, C, N)."""
-        gaps = (self.places[:, None] - self.places).permute(1, 2, 3, 0)  # (C, N, K, C)
-        near = (self.roots @ gaps).square().sum(-2).permute(2, 0, 1) < SAME**2
+        gaps = (self.positions[:, None] - self.positions).permute(1, 2, 3, 0)  # (C, N, K, C)
+        near = (self.roots @ gaps).square().sum(-2).permute(2, 0, 1) < SAME_WITHIN**2
         return near | near.transpose(0, 1)
 
 
@@ -273,7 +268,7 @@ class Fit:
     likelihood: Likelihood
     x: Tensor
     observed: Tensor
-    alike: bool = False
+    shared_mask: bool = False
     """True if all observations have the same dimensions observed."""
 
     def of(self, rows: Tensor) -> "Fit":
@@ -282,51 +277,47 @@ class Fit:
 
     def proposal(self, start: Tensor, steps: int) -> Proposal:
         """Fit a proposal about the mode that at most `steps` steps from a start (N, K) lead to."""
-        found = self.modes([start], steps)
-        return proposal_about(found.places, found.roots, torch.zeros_like(found.log_mass))
+        modes = self.modes([start], steps)
+        return proposal_about(modes.positions, modes.roots, torch.zeros_like(modes.log_mass))
 
     @torch.no_grad()
     def modes(self, starts: Sequence[Tensor], steps: int) -> "Modes":
         """Climb from each start (N, K) with at most `steps` steps."""
         count, z = len(starts), torch.cat(list(starts))
-        x, observed = (tensor.repeat(count, 1) for tensor in self._data)
+        x, observed = (tensor.repeat(count, 1) for tensor in (self.x, self.observed))
         repeated = replace(self, x=x, observed=observed)
-        about = repeated._climbed(z, steps)
-        roots = _factor(about.curvature).mT
-        log_mass = about.value - torch.diagonal(roots, dim1=-2, dim2=-1).log().sum(-1)
+        expansion = repeated._climb(z, steps)
+        roots = _factor(expansion.curvature).mT
+        log_mass = expansion.value - torch.diagonal(roots, dim1=-2, dim2=-1).log().sum(-1)
         shape = count, *starts[0].shape
         return Modes(z.view(shape), roots.view(*shape, z.shape[-1]), log_mass.view(count, -1))
 
     @torch.no_grad()
-    def best(self, starts: Sequence[Tensor]) -> Tensor:
+    def best_start(self, starts: Sequence[Tensor]) -> Tensor:
         """Return the start of each observation with the highest density, (N, K)."""
-        places = torch.stack(list(starts))  # (starts, N, K)
-        log_probs = self.likelihood.log_prob(self.x, self.decoder(places))
-        joint = (log_probs * self.observed).sum(-1) + log_prior(places)
-        return places[joint.argmax(0), torch.arange(len(self.x), device=self.x.device)]
+        positions = torch.stack(list(starts))  # (starts, N, K)
+        log_probs = self.likelihood.log_prob(self.x, self.decoder(positions))
+        joint = (log_probs * self.observed).sum(-1) + log_prior(positions)
+        return positions[joint.argmax(0), torch.arange(len(self.x), device=self.x.device)]
 
-    @property
-    def _data(self) -> tuple[Tensor, Tensor]:
-        return self.x, self.observed
-
-    def _climbed(self, z: Tensor, steps: int) -> Quadratic:
+    def _climb(self, z: Tensor, steps: int) -> Quadratic:
         """Improve z (n, K) in place and return the expansion there. Converged observations are not
         changed further, so that the fit of an observation does not depend on the others."""
-        about = self._quadratic(z, *self._data)
-        damping = torch.zeros_like(about.value)
+        expansion = self._quadratic(z, self.x, self.observed)
+        damping = torch.zeros_like(expansion.value)
         active = torch.arange(len(z), device=z.device)
         for _ in range(steps):
-            active = active[about.of(active).gain() > CONVERGED]
+            active = active[expansion.of(active).gain() > CONVERGED]
             if len(active) == 0:
                 break
-            trial = z[active] + about.of(active).step(damping[active])
-            after = self._quadratic(trial, *(part[active] for part in self._data))
-            better = after.value > about.value[active]
-            about.put(active[better], after.of(better))
+            trial = z[active] + expansion.of(active).step(damping[active])
+            after = self._quadratic(trial, self.x[active], self.observed[active])
+            better = after.value > expansion.value[active]
+            expansion.put(active[better], after.of(better))
             z[active[better]] = trial[better]
             raised = (RAISED * damping[active]).clamp(min=MIN_RAISED)
             damping[active] = torch.where(better, EASED * damping[active], raised)
-        return about
+        return expansion
 
     def _quadratic(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
         return Quadratic(*by_rows(self._expanded, z, x, observed))
@@ -339,7 +330,7 @@ class Fit:
         last = self.decoder.last
         if not isinstance(self.likelihood, GaussianLikelihood) or not isinstance(last, nn.Linear):
             return None
-        if not self.alike or last.in_features >= last.out_features:
+        if not self.shared_mask or last.in_features >= last.out_features:
             return None
         return self.likelihood.precision * (last.weight.mT * self.observed[0]) @ last.weight
 
@@ -360,38 +351,38 @@ class Fit:
             assert isinstance(self.decoder.last, nn.Linear)
             slope, weighted = slope @ self.decoder.last.weight, jacobian @ shared
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        ascent = (jacobian @ slope[..., None])[..., 0] - z
-        return Quadratic(value, ascent, identity + weighted @ jacobian.mT)
+        gradient = (jacobian @ slope[..., None])[..., 0] - z
+        return Quadratic(value, gradient, identity + weighted @ jacobian.mT)
 
 
 @torch.no_grad()
-def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Generator) -> Tensor:
+def prior_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Generator) -> Tensor:
     """Return starts, (count, N, K). The first is the likeliest of some draws from the prior. For
     each further start, new draws are made, and of the LIKELIEST of them the one farthest from the
     earlier starts is chosen. So two modes are both found if each has some of the likeliest
     draws."""
-    chosen: list[Tensor] = []
+    starts: list[Tensor] = []
     draws = draw_normal((count, PRIOR_DRAWS, latent_dim), fit.x, generator)
-    draws[1::2] *= WIDER
+    draws[1::2] *= TAIL_FACTOR
     for z in draws:
         log_probs = fit.likelihood.node_log_probs(fit.x, fit.decoder(z), fit.observed)  # (N, G)
         likeliest = z[log_probs.topk(LIKELIEST, -1).indices]  # (N, LIKELIEST, K)
-        if not chosen:
-            chosen.append(likeliest[:, 0])
+        if not starts:
+            starts.append(likeliest[:, 0])
             continue
-        gaps = torch.stack([(likeliest - one[:, None]).norm(dim=-1) for one in chosen]).amin(0)
-        chosen.append(likeliest[torch.arange(len(gaps), device=gaps.device), gaps.argmax(-1)])
-    return torch.stack(chosen) if chosen else fit.x.new_zeros(0, len(fit.x), latent_dim)
+        gaps = torch.stack([(likeliest - start[:, None]).norm(dim=-1) for start in starts]).amin(0)
+        starts.append(likeliest[torch.arange(len(gaps), device=gaps.device), gaps.argmax(-1)])
+    return torch.stack(starts) if starts else fit.x.new_zeros(0, len(fit.x), latent_dim)
 
 
 @torch.no_grad()
-def surprised(fit: Fit, mask: Tensor, z: Tensor) -> Tensor:
+def poorly_predicted(fit: Fit, mask: Tensor, z: Tensor) -> Tensor:
     """Return which observations (N,) have a masked value that is far less likely given z (N, K)
     than the mean there. `mask` is (D,)."""
     outputs = fit.decoder(z)
     expected = fit.likelihood.log_prob(fit.likelihood.mean(outputs), outputs)
     gaps = expected - fit.likelihood.log_prob(fit.x, outputs)
-    return (mask & (gaps > SURPRISE)).any(-1)
+    return (mask & (gaps > MAX_LOG_PROB_GAP)).any(-1)
 
 
 def _truncated(log_weights: Tensor) -> Tensor:

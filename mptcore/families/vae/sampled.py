@@ -20,7 +20,7 @@ from mptcore.families.vae.conditionals import (
 from mptcore.families.vae.importance import MORE_DRAWS, Sampler, WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
-from mptcore.families.vae.proposal import Fit, Proposal, likely_starts, surprised
+from mptcore.families.vae.proposal import Fit, Proposal, poorly_predicted, prior_starts
 from mptcore.families.vae.vae import Vae, ascend, log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records
@@ -109,7 +109,7 @@ class SampledVae(Vae):
         starts = [start.repeat(2, 1) for start in self._starts(x, mask)]
         hidden = torch.cat([mask.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
         both = self._fit(x.repeat(2, 1), hidden)
-        found = both.proposal(both.best(starts), steps)
+        found = both.proposal(both.best_start(starts), steps)
         return found.of(slice(len(x))).mixed(found.of(slice(len(x), None)))
 
     @torch.no_grad()
@@ -221,9 +221,9 @@ class SampledVae(Vae):
         drawn = self._drawn_starts(fit, mean, STARTS, generator)
         modes = fit.modes([zero, mean, *drawn, *more], plan.steps)
         found = modes.proposal()
-        uncertain = (modes.found_once() > FOUND_ONCE) | plan.is_thorough
+        uncertain = (modes.unseen_mass() > FOUND_ONCE) | plan.is_thorough
         if plan.predicts and mask is not None:
-            uncertain |= surprised(fit, mask, modes.heaviest())
+            uncertain |= poorly_predicted(fit, mask, modes.heaviest())
         unsure = uncertain.nonzero()[:, 0]
         if len(unsure) > 0:
             some = fit.of(unsure)
@@ -239,7 +239,7 @@ class SampledVae(Vae):
         self, fit: Fit, mean: Tensor, count: int, generator: torch.Generator
     ) -> list[Tensor]:
         around = count // 2
-        likely = likely_starts(fit, self.latent_dim, count - around, generator)
+        likely = prior_starts(fit, self.latent_dim, count - around, generator)
         return [*likely, *(mean + draw_normal((around, *mean.shape), mean, generator))]
 
     def _sampler(self, x: Tensor, mask: Tensor | None, generator: torch.Generator) -> Sampler:
@@ -247,8 +247,8 @@ class SampledVae(Vae):
 
     def _fit(self, x: Tensor, mask: Tensor | None) -> Fit:
         observed = torch.ones_like(x) if mask is None else (~mask).to(x).expand_as(x)
-        alike = mask is None or mask.ndim == 1
-        return Fit(self.decoder, self.likelihood, x, observed, alike)
+        shared_mask = mask is None or mask.ndim == 1
+        return Fit(self.decoder, self.likelihood, x, observed, shared_mask)
 
     @torch.no_grad()
     def _starts(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

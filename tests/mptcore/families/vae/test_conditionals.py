@@ -22,7 +22,7 @@ from mptcore.families.vae.conditionals import (
     ratio_of,
 )
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
-from mptcore.families.vae.proposal import likely_starts, surprised
+from mptcore.families.vae.proposal import poorly_predicted, prior_starts
 from mptcore.runtime.state import RunState
 from mptcore.specs import FixedSize, Importance
 from tests.mptcore.families.vae.test_sampling import (
@@ -237,7 +237,7 @@ def test_starts_are_the_likeliest_of_prior_draws(likelihood: Likelihood) -> None
     model = linear_gaussian(Importance(method="importance"), exact=False)
     seen, _ = simulated(model, 20)
     fit = model._fit(seen, torch.arange(12) < 3)
-    starts = likely_starts(fit, 2, 3, generator)
+    starts = prior_starts(fit, 2, 3, generator)
     prior = torch.randn(1000, 20, 2, generator=generator, dtype=torch.float64)
     better = [
         model.likelihood.log_prob(seen, model.decoder(z))[..., 3:].sum(-1) for z in (starts, prior)
@@ -272,7 +272,7 @@ def test_a_masked_value_20_nats_off_the_mean_surprises() -> None:
     x[2, 3] -= 0.99 * away
     x[3, 4] += 9 * away
     masked = torch.arange(12) == 3
-    found = surprised(model._fit(x, masked), masked, z)
+    found = poorly_predicted(model._fit(x, masked), masked, z)
     assert found.tolist() == [False, True, False, False, False]
 
 

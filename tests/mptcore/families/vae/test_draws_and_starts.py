@@ -12,7 +12,7 @@ from mptcore.families.vae.ais import AGREE, CURE, compared
 from mptcore.families.vae.conditionals import _regressed
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import draw_normal, draw_uniform
-from mptcore.families.vae.proposal import LIKELIEST, Fit, likely_starts
+from mptcore.families.vae.proposal import LIKELIEST, Fit, prior_starts
 from mptcore.families.vae.sampled import SampledVae
 from tests.mptcore.families.vae.test_modes import relu_vae
 
@@ -39,18 +39,18 @@ def fit_of(decoder: Any, x: Tensor) -> Fit:
 def test_the_second_start_is_at_the_other_mode() -> None:
     """The decoding is |z|, so that 1 and −1 are equally likely. All starts are likely ones."""
     x = torch.ones(20, 1, dtype=torch.float64)
-    starts = likely_starts(fit_of(Tensor.abs, x), 1, 4, seeded())
+    starts = prior_starts(fit_of(Tensor.abs, x), 1, 4, seeded())
     assert starts.shape == (4, 20, 1)
     assert torch.all(starts[0] * starts[1] < 0)
     assert torch.all((starts.abs() - 1).abs() < 0.2)
-    one = likely_starts(fit_of(Tensor.abs, x), 1, 1, seeded())
+    one = prior_starts(fit_of(Tensor.abs, x), 1, 1, seeded())
     assert torch.all((one.abs() - 1).abs() < 1 / LIKELIEST)  # the likeliest
-    assert likely_starts(fit_of(Tensor.abs, x), 1, 0, seeded()).shape == (0, 20, 1)
+    assert prior_starts(fit_of(Tensor.abs, x), 1, 0, seeded()).shape == (0, 20, 1)
 
 
 def test_every_second_start_reaches_the_tails_of_the_prior() -> None:
     x = torch.full((1, 1), 8.0, dtype=torch.float64)
-    starts = likely_starts(fit_of(Tensor.abs, x), 1, 4, seeded()).abs().flatten()
+    starts = prior_starts(fit_of(Tensor.abs, x), 1, 4, seeded()).abs().flatten()
     assert starts[[0, 2]].max() < 4 < starts[[1, 3]].min()
 
 

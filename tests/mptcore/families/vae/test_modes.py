@@ -9,7 +9,7 @@ from torch import nn
 
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import dense
-from mptcore.families.vae.proposal import EVEN_SHARE, KEPT, PRIOR_SHARE, Modes
+from mptcore.families.vae.proposal import EVEN_SHARE, MAX_MODES, PRIOR_SHARE, Modes
 from mptcore.families.vae.sampled import Plan, SampledVae
 from mptcore.specs import Dense, Importance
 from tests.support.runs import result_of
@@ -140,7 +140,7 @@ def test_a_mode_counts_once() -> None:
     """Three climbs end at 0, two at 10, one at 20. The heaviest climb represents each mode."""
     modes = modes_at([0.0, 0.2, 10.0, 20.0, 0.1, 10.0], [1.0, 1.1, 0.0, -1.0, 0.5, 0.0])
     masses = torch.tensor([1.1, 0.0, -1.0]).exp()
-    assert modes.found_once().item() == pytest.approx((masses[2] / masses.sum()).item())
+    assert modes.unseen_mass().item() == pytest.approx((masses[2] / masses.sum()).item())
     proposal = modes.proposal()
     kept = proposal.log_shares[:-1, 0].exp() > 0
     places = proposal.centres[:-1, 0, 0][kept]
@@ -150,16 +150,16 @@ def test_a_mode_counts_once() -> None:
         proposal.log_shares[:-1, 0][kept].exp(), (1 - PRIOR_SHARE) * shares, atol=1e-6
     )
     assert proposal.log_shares.exp().sum().item() == pytest.approx(1)
-    assert modes_at([0.0, 0.5, 0.3], [0.0, 0.0, 0.0]).found_once().item() == 0
-    assert modes_at([0.0, 5.0], [0.0, 0.0]).found_once().item() == pytest.approx(1)
+    assert modes_at([0.0, 0.5, 0.3], [0.0, 0.0, 0.0]).unseen_mass().item() == 0
+    assert modes_at([0.0, 5.0], [0.0, 0.0]).unseen_mass().item() == pytest.approx(1)
 
 
 def test_further_climbs_are_counted() -> None:
     """Modes found again no longer count as found once, and new modes are added."""
     first, further = modes_at([0.0, 5.0], [0.0, 0.0]), modes_at([5.1, 9.0], [0.0, 0.0])
     joined = first.joined(further)
-    assert joined.found_once().item() == pytest.approx(2 / 3)
-    assert joined.of(torch.tensor([0])).found_once().item() == pytest.approx(2 / 3)
+    assert joined.unseen_mass().item() == pytest.approx(2 / 3)
+    assert joined.of(torch.tensor([0])).unseen_mass().item() == pytest.approx(2 / 3)
     assert (joined.proposal().log_shares[:-1] > -math.inf).sum() == 3
 
 
@@ -169,4 +169,4 @@ def test_a_light_mode_keeps_a_share_and_the_lightest_are_dropped() -> None:
     assert light[1].item() == pytest.approx((1 - PRIOR_SHARE) * EVEN_SHARE / 2)
     assert light[1].item() > 0.05
     many = modes_at([10.0 * i for i in range(8)], [-float(i) for i in range(8)]).proposal()
-    assert many.centres[:-1, 0, 0].tolist() == [10.0 * i for i in range(KEPT)]
+    assert many.centres[:-1, 0, 0].tolist() == [10.0 * i for i in range(MAX_MODES)]

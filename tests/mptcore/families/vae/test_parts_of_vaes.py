@@ -16,7 +16,7 @@ from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Encoder
-from mptcore.families.vae.proposal import PRIOR_SHARE, TRUSTED, Proposal
+from mptcore.families.vae.proposal import HALF_TRUST_ESS, PRIOR_SHARE, Proposal
 from mptcore.families.vae.run import collapse
 from mptcore.families.vae.sampled import SampledVaeModel
 from mptcore.families.vae.vae import divergence, log_prior, sample_posterior
@@ -243,7 +243,7 @@ def test_a_proposal_is_adapted_to_draws_as_far_as_they_are_many() -> None:
     found = given.adapted(z, torch.zeros(100, 3).double())
     assert torch.allclose(found.centres[0], z.mean(0))
     gaps = (z - z.mean(0)).transpose(0, 1)
-    trust = 100 / (100 + TRUSTED)
+    trust = 100 / (100 + HALF_TRUST_ESS)
     of_mode = torch.linalg.inv(given.roots[0].mT @ given.roots[0])
     expected = trust * gaps.mT @ gaps / 100 + (1 - trust) * of_mode
     assert torch.allclose(torch.linalg.inv(found.roots[0].mT @ found.roots[0]), expected)

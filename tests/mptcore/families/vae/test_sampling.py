@@ -273,16 +273,16 @@ def test_decoding_some_columns_equals_decoding_all(
     assert all(p.grad is not None for p in decoder.parameters())
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_a_fit_expands_about_the_values_before_the_last_layer(alike: bool) -> None:
+@pytest.mark.parametrize("shared_mask", [True, False])
+def test_a_fit_expands_about_the_values_before_the_last_layer(shared_mask: bool) -> None:
     """The expansion is that of the outputs, for observations that have the same mask or not."""
     _, decoder = dense(Dense(layers="dense", widths=(6,), activation="tanh"), 20, 3)
     decoder = decoder.double().requires_grad_(False)
     x, z = torch.rand(5, 20).double(), torch.randn(5, 3).double()
     observed = (torch.rand(5, 20) < 0.6).double()
-    observed = observed[:1].repeat(5, 1) if alike else observed
-    fit = Fit(decoder, GaussianLikelihood(7.0), x, observed, alike)
-    assert (fit._information is not None) == alike
+    observed = observed[:1].repeat(5, 1) if shared_mask else observed
+    fit = Fit(decoder, GaussianLikelihood(7.0), x, observed, shared_mask)
+    assert (fit._information is not None) == shared_mask
     found = fit._quadratic(z, fit.x, fit.observed)
     outputs, jacobian = linearised(decoder, z)
     seen = 7.0 * fit.observed
