@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.conditionals import (
-    Conditionals,
+    ConditionalEstimates,
     Ratio,
     Ratios,
     assembled,
@@ -113,13 +113,15 @@ class SampledVae(Vae):
         return found.of(slice(len(x))).mixed(found.of(slice(len(x), None)))
 
     @torch.no_grad()
-    def conditional(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Conditionals:
+    def conditional(
+        self, x: Tensor, mask: Tensor, generator: torch.Generator
+    ) -> ConditionalEstimates:
         """Return log p(x_j | x_R) for each masked j of one mask (D,), in nats. The bias of
         importance sampling is of second order in 1/draws."""
         if isinstance(self.conditionals, Recursive):
             log_probs = self._by_recursion(x, mask, generator)
             none = torch.zeros_like(log_probs)
-            return Conditionals(log_probs, none, none[:, 0], none.sum())
+            return ConditionalEstimates(log_probs, none, none[:, 0], none.sum())
         method, rows = self.conditionals, torch.arange(len(x), device=x.device)
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,), predicts=True)
         proposal = self.proposal(x, mask, plan, generator)
@@ -140,13 +142,13 @@ class SampledVae(Vae):
         proposal: Proposal,
         method: Importance,
         generator: torch.Generator,
-    ) -> Conditionals:
+    ) -> ConditionalEstimates:
         pilot = method.draws // PILOT_SHARE
         z = proposal.draw(pilot + method.draws, generator)
         weights, log_probs = self._sampler(x, mask, generator).weighed(z, proposal)
         joint = weights[..., None] + log_probs[..., mask]  # (pilot + draws, N, M)
 
-        def from_own(pairs: Tensor) -> Ratio:
+        def own_draws(pairs: Tensor) -> Ratio:
             rows, places = pairs.T
             best = z[joint[:, rows, places].argmax(0), rows]
             columns = mask.nonzero()[places, 0]
@@ -161,7 +163,7 @@ class SampledVae(Vae):
             return Ratio(*(torch.cat(column) for column in zip(*found, strict=True)))
 
         expected = expected_ess(joint[:pilot], method.draws)
-        return Ratios(weights[pilot:], joint[pilot:], expected).conditionals(from_own, generator)
+        return Ratios(weights[pilot:], joint[pilot:], expected).estimates(own_draws, generator)
 
     def _narrow(
         self,

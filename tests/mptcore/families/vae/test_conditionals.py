@@ -1,4 +1,4 @@
-"""Conditionals with few draws given x_R that fit x_j, and the error of all masks."""
+"""ConditionalEstimates with few draws given x_R that fit x_j, and the error of all masks."""
 
 import math
 from statistics import mean, stdev
@@ -14,7 +14,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import score_sizes, size_estimates
 from mptcore.families.vae import conditionals, importance
 from mptcore.families.vae.conditionals import (
-    Conditionals,
+    ConditionalEstimates,
     Ratio,
     Ratios,
     assembled,
@@ -77,15 +77,15 @@ def ratios_of(places: int, rough: Tensor | None = None) -> Ratios:
     return Ratios(weights, joint, expected)
 
 
-def from_own(pairs: Tensor) -> Ratio:
+def own_draws(pairs: Tensor) -> Ratio:
     """Results as from identical draws: log p = n/100 for observation n."""
     weights = torch.zeros(50, len(pairs), dtype=torch.float64)
     return ratio_of(weights, weights + pairs[:, 0].double() / 100)
 
 
 def test_narrow_dimensions_get_extra_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditionals, "MIN_NARROW", OBSERVATIONS)
-    found = ratios_of(2).conditionals(from_own, torch.Generator())
+    monkeypatch.setattr(conditionals, "MIN_WITH_OWN_DRAWS", OBSERVATIONS)
+    found = ratios_of(2).estimates(own_draws, torch.Generator())
     assert torch.allclose(found.log_probs[:, 1], torch.arange(100).double() / 100)
     assert found.log_probs[:, 0].abs().max() < 1e-12
     assert found.variance.item() == pytest.approx(0, abs=1e-15)
@@ -94,10 +94,10 @@ def test_narrow_dimensions_get_extra_draws(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unbiased, with an error that includes the selection of 20 of 100, with finite population."""
-    monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
-    monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
+    monkeypatch.setattr(conditionals, "MAX_WITH_OWN_DRAWS", 0)
+    monkeypatch.setattr(conditionals, "MIN_WITH_OWN_DRAWS", 20)
     ratios, generator = ratios_of(2), torch.Generator().manual_seed(1)
-    found = [ratios.conditionals(from_own, generator) for _ in range(100)]
+    found = [ratios.estimates(own_draws, generator) for _ in range(100)]
     gaps = torch.stack([one.log_probs.mean() for one in found]) - 0.495 / 2
     assert gaps.mean().abs() < 4 * gaps.std() / math.sqrt(len(gaps))
     told = torch.stack([one.variance for one in found]).mean().sqrt()
@@ -108,18 +108,18 @@ def test_rough_values_estimate_observations_that_are_not_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Any sample corrects rough values that are too low by a constant, and leaves no error."""
-    monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
-    monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
+    monkeypatch.setattr(conditionals, "MAX_WITH_OWN_DRAWS", 0)
+    monkeypatch.setattr(conditionals, "MIN_WITH_OWN_DRAWS", 20)
     truth = torch.arange(100).double() / 100
-    found = ratios_of(2, truth - 0.3).conditionals(from_own, torch.Generator().manual_seed(1))
+    found = ratios_of(2, truth - 0.3).estimates(own_draws, torch.Generator().manual_seed(1))
     assert torch.allclose(found.log_probs[:, 1], truth)
     assert found.variance.item() == pytest.approx(0, abs=1e-15)
 
 
 def test_the_error_of_draws_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the scatter of the sample already: the sd of z was 0.77, of 20 in 100."""
-    monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
-    monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
+    monkeypatch.setattr(conditionals, "MAX_WITH_OWN_DRAWS", 0)
+    monkeypatch.setattr(conditionals, "MIN_WITH_OWN_DRAWS", 20)
     generator = torch.Generator().manual_seed(1)
 
     def noisy(pairs: Tensor) -> Ratio:
@@ -127,7 +127,7 @@ def test_the_error_of_draws_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
         return ratio_of(torch.zeros_like(joint), joint - 0.3**2 / 2)
 
     ratios, seeds = ratios_of(2), 250
-    found = [ratios.conditionals(noisy, generator) for _ in range(seeds)]
+    found = [ratios.estimates(noisy, generator) for _ in range(seeds)]
     z = torch.stack([one.log_probs.mean() / one.variance.sqrt() for one in found])
     assert z.mean().abs() < 4 / math.sqrt(seeds)
     assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
@@ -136,11 +136,11 @@ def test_the_error_of_draws_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_parts_are_put_together_in_the_order_of_their_observations() -> None:
     """The variance of a mean of one in four observations is a sixteenth of its own in the whole."""
 
-    def part(rows: list[int], variance: float) -> tuple[Tensor, Conditionals]:
+    def part(rows: list[int], variance: float) -> tuple[Tensor, ConditionalEstimates]:
         places = torch.tensor(rows)
         values = places.double()[:, None] * torch.ones(2, dtype=torch.float64)
-        found = Conditionals(values, -values, values[:, 0] / 10, torch.tensor(variance).double())
-        return places, found
+        doubtful, of_mean = values[:, 0] / 10, torch.tensor(variance).double()
+        return places, ConditionalEstimates(values, -values, doubtful, of_mean)
 
     whole = assembled([part([3, 0, 2], 1.6), part([1], 3.2)])
     assert whole.log_probs.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
@@ -155,11 +155,11 @@ def test_doubt_after_extra_draws_is_reported() -> None:
         joint[0] = 0.0
         return ratio_of(torch.zeros_like(joint), joint)
 
-    assert ratios_of(4).conditionals(heavy, torch.Generator()).doubtful.tolist() == [0.25] * 100
+    assert ratios_of(4).estimates(heavy, torch.Generator()).doubtful.tolist() == [0.25] * 100
     ratios = ratios_of(4)
     ratios.joint[:, :, 1] = -100.0
     ratios.joint[0, :, 1] = 0.0  # not narrow by the pilot, and uneven all the same
-    found = ratios.conditionals(from_own, torch.Generator())
+    found = ratios.estimates(own_draws, torch.Generator())
     assert found.doubtful.tolist() == pytest.approx([0.25] * 100)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mptcore.estimation.model import Evidence
 from mptcore.families.vae import ais, likelihoods, networks
 from mptcore.families.vae.ais import _by_chains
-from mptcore.families.vae.conditionals import Conditionals, _regressed
+from mptcore.families.vae.conditionals import ConditionalEstimates, _regressed
 from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
@@ -250,9 +250,9 @@ def test_a_proposal_is_adapted_to_draws_as_far_as_they_are_many() -> None:
 
 
 def test_the_variance_of_a_score_is_that_of_the_mean_of_its_parts() -> None:
-    def conditional(x: Tensor, *_: object) -> Conditionals:
+    def conditional(x: Tensor, *_: object) -> ConditionalEstimates:
         none = torch.zeros(len(x), D)
-        return Conditionals(none, none, none[:, 0], torch.tensor(0.3))
+        return ConditionalEstimates(none, none, none[:, 0], torch.tensor(0.3))
 
     vae: Any = SimpleNamespace(
         conditional=conditional,
