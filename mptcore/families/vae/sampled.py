@@ -26,19 +26,19 @@ from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records
 from mptcore.specs import Importance, Iwae, Recursive
 
-STARTS, MORE_STARTS = 3, 20
-"""Number of drawn starts of a fit, in addition to the encoder's mean and zero, and of the further
+RANDOM_STARTS, MORE_STARTS = 3, 20
+"""Number of random starts of a fit, in addition to the encoder's mean and zero, and of the further
 ones for an observation that may have unknown modes. Half, rounded up, are likely draws from the
 prior, the others lie around the encoder's mean."""
-FOUND_ONCE = 0.01
-"""Share of the mass at modes that only one start has found, above which an observation may have
-unknown modes."""
-BY_DEFAULT = Iwae(method="iwae")
+MAX_UNSEEN_MASS = 0.01
+"""Maximum estimated share of a posterior's mass at modes that no start has found. Above it an
+observation gets MORE_STARTS."""
+DEFAULT_IWAE = Iwae(method="iwae")
 PILOT_SHARE = 2
 """Draws of the estimate for each draw of the pilot that adapts the proposal. The pilot is not part
 of the estimate, so that weights stay unbiased."""
 EVIDENCE_PILOTS, MAX_PILOT_DRAWS = 2, 500
-NOT_THE_MODELS = (
+RECURSION_NOT_FINAL = (
     "not final: conditionals by recursion are not those of the model; use "
     "model.conditionals.method importance"
 )
@@ -68,7 +68,7 @@ class SampledVae(Vae):
         latent_dim: int,
         conditionals: Recursive | Importance,
         width: int,
-        iwae: Iwae = BY_DEFAULT,
+        iwae: Iwae = DEFAULT_IWAE,
     ):
         super().__init__(encoder, decoder, likelihood, latent_dim)
         self.conditionals, self.iwae, self._width = conditionals, iwae, width
@@ -98,9 +98,9 @@ class SampledVae(Vae):
         z = proposal.draw(draws, generator)
         weight, log_probs = self._sampler(x, mask, generator).weighed(z, proposal)
         share = weight.log_softmax(0)[..., None]
-        each = (share + log_probs).logsumexp(0)  # (N, D)
+        conditionals = (share + log_probs).logsumexp(0)  # (N, D)
         hidden = mask.expand_as(x)
-        return ((each * hidden).sum(-1) / hidden.sum(-1)).mean()
+        return ((conditionals * hidden).sum(-1) / hidden.sum(-1)).mean()
 
     def _step_proposal(self, x: Tensor, mask: Tensor, steps: int) -> Proposal:
         """Return a mixture of proposals about two modes: given x_R, and given all of x. The
@@ -108,9 +108,9 @@ class SampledVae(Vae):
         latter lies between the two modes."""
         starts = [start.repeat(2, 1) for start in self._starts(x, mask)]
         hidden = torch.cat([mask.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
-        both = self._fit(x.repeat(2, 1), hidden)
-        found = both.proposal(both.best_start(starts), steps)
-        return found.of(slice(len(x))).mixed(found.of(slice(len(x), None)))
+        fit = self._fit(x.repeat(2, 1), hidden)
+        proposals = fit.proposal(fit.best_start(starts), steps)
+        return proposals.of(slice(len(x))).mixed(proposals.of(slice(len(x), None)))
 
     @torch.no_grad()
     def conditional(
@@ -120,18 +120,18 @@ class SampledVae(Vae):
         importance sampling is of second order in 1/draws."""
         if isinstance(self.conditionals, Recursive):
             log_probs = self._by_recursion(x, mask, generator)
-            none = torch.zeros_like(log_probs)
-            return ConditionalEstimates(log_probs, none, none[:, 0], none.sum())
+            zeros = torch.zeros_like(log_probs)
+            return ConditionalEstimates(log_probs, zeros, zeros[:, 0], zeros.sum())
         method, rows = self.conditionals, torch.arange(len(x), device=x.device)
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,), predicts=True)
         proposal = self.proposal(x, mask, plan, generator)
-        hard = self._sampler(x, mask, generator).refit_unreliable(proposal, method.draws)
+        unreliable = self._sampler(x, mask, generator).refit_unreliable(proposal, method.draws)
+        more = method.model_copy(update={"draws": MORE_DRAWS * method.draws})
         parts = []
-        for chosen, draws in ((rows[~hard], method.draws), (rows[hard], MORE_DRAWS * method.draws)):
-            for part in torch.split(chosen, self.rows(draws)):
+        for subset, settings in ((rows[~unreliable], method), (rows[unreliable], more)):
+            for part in torch.split(subset, self.rows(settings.draws)):
                 if len(part) > 0:
-                    own = method.model_copy(update={"draws": draws})
-                    given = x[part], mask, proposal.of(part), own, generator
+                    given = x[part], mask, proposal.of(part), settings, generator
                     parts.append((part, self._conditional(*given)))
         return assembled(parts)
 
@@ -149,47 +149,47 @@ class SampledVae(Vae):
         joint = weights[..., None] + log_probs[..., mask]  # (pilot + draws, N, M)
 
         def own_draws(pairs: Tensor) -> Ratio:
-            rows, places = pairs.T
-            best = z[joint[:, rows, places].argmax(0), rows]
-            columns = mask.nonzero()[places, 0]
-            found = [
-                self._narrow(
+            rows, positions = pairs.T
+            best = z[joint[:, rows, positions].argmax(0), rows]
+            columns = mask.nonzero()[positions, 0]
+            ratios = [
+                self._with_own_draws(
                     x[rows[p]], mask, columns[p], best[p], proposal.of(rows[p]), method, generator
                 )
                 for p in torch.split(
                     torch.arange(len(rows), device=rows.device), self.rows(method.draws)
                 )
             ]
-            return Ratio(*(torch.cat(column) for column in zip(*found, strict=True)))
+            return Ratio(*(torch.cat(column) for column in zip(*ratios, strict=True)))
 
         expected = expected_ess(joint[:pilot], method.draws)
         return Ratios(weights[pilot:], joint[pilot:], expected).estimates(own_draws, generator)
 
-    def _narrow(
+    def _with_own_draws(
         self,
         x: Tensor,
         mask: Tensor,
         columns: Tensor,
         best: Tensor,
-        given: Proposal,
+        proposal: Proposal,
         method: Importance,
         generator: torch.Generator,
     ) -> Ratio:
         """Estimate log p(x_j | x_R) for one j of each observation, `columns` (P,). Half of the
-        draws come from the proposal `given` x_R, half from a proposal given x_j too, which also
+        draws come from the proposal given x_R, half from a proposal given x_j too, which also
         starts at the best known z (P, K). Both sums use all draws: if they used different ones, the
         sum for log p(x_R) could miss a mode that the other finds, which would overestimate the
         conditional."""
-        places = torch.arange(len(x), device=x.device)
+        rows = torch.arange(len(x), device=x.device)
         hidden = mask.repeat(len(x), 1)
-        hidden[places, columns] = False
+        hidden[rows, columns] = False
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
-        own = self.proposal(x, hidden, plan, generator, [best])
-        self._sampler(x, hidden, generator).refit_unreliable(own, method.draws)
-        both = given.mixed(own)
+        given_j = self.proposal(x, hidden, plan, generator, [best])
+        self._sampler(x, hidden, generator).refit_unreliable(given_j, method.draws)
+        mixture = proposal.mixed(given_j)
         sampler = self._sampler(x, mask, generator)
-        weights, log_probs = sampler.weighed(both.draw(method.draws, generator), both)
-        return ratio_of(weights, weights + log_probs[:, places, columns])
+        weights, log_probs = sampler.weighed(mixture.draw(method.draws, generator), mixture)
+        return ratio_of(weights, weights + log_probs[:, rows, columns])
 
     def _by_recursion(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         z = self._chains(x, mask, generator)
@@ -199,12 +199,17 @@ class SampledVae(Vae):
 
     @torch.no_grad()
     def _chains(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Return z at the ends of independent chains, (draws, N, K)."""
+        """Return z at the ends of independent chains, (draws, N, K). Each begins with a draw of the
+        model. Each of its rounds fills in the masked dimensions by decoding, and encodes again
+        (Rezende et al. 2014, App. F)."""
         assert isinstance(self.conditionals, Recursive)
-        copies = x.expand(self.conditionals.draws, *x.shape)  # (draws, N, D)
-        filled = self.filled(copies, mask, self.conditionals.rounds - 1, generator)
-        mean, log_variance = self.encoder(filled)
-        return sample_posterior(mean, log_variance, generator)
+        x = x.expand(self.conditionals.draws, *x.shape)  # (draws, N, D)
+        z = draw_normal((*x.shape[:-1], self.latent_dim), x, generator)
+        for _ in range(self.conditionals.rounds):
+            filled = torch.where(mask, self.likelihood.sample(self.decoder(z), generator), x)
+            mean, log_variance = self.encoder(filled)
+            z = sample_posterior(mean, log_variance, generator)
+        return z
 
     @torch.no_grad()
     def proposal(
@@ -213,36 +218,36 @@ class SampledVae(Vae):
         mask: Tensor | None,
         plan: Plan,
         generator: torch.Generator,
-        more: Sequence[Tensor] = (),
+        more_starts: Sequence[Tensor] = (),
     ) -> Proposal:
-        """Fit a proposal to the observed part of each observation (N, D), also from the starts
-        `more` (N, K), and adapt it to pilots. It uses nothing else, so that errors of the proposal
+        """Fit a proposal to the observed part of each observation (N, D), also from `more_starts`
+        (N, K), and adapt it to pilots. It uses nothing else, so that errors of the proposal
         cannot improve the conditionals. Badly predicted masked values only add starts."""
         zero, mean = self._starts(x, mask)
         fit = self._fit(x, mask)
-        drawn = self._drawn_starts(fit, mean, STARTS, generator)
-        modes = fit.modes([zero, mean, *drawn, *more], plan.steps)
-        found = modes.proposal()
-        uncertain = (modes.unseen_mass() > FOUND_ONCE) | plan.is_thorough
+        starts = self._random_starts(fit, mean, RANDOM_STARTS, generator)
+        modes = fit.modes([zero, mean, *starts, *more_starts], plan.steps)
+        proposal = modes.proposal()
+        uncertain = (modes.unseen_mass() > MAX_UNSEEN_MASS) | plan.is_thorough
         if plan.predicts and mask is not None:
             uncertain |= poorly_predicted(fit, mask, modes.heaviest())
-        unsure = uncertain.nonzero()[:, 0]
-        if len(unsure) > 0:
-            some = fit.of(unsure)
-            drawn = self._drawn_starts(some, mean[unsure], MORE_STARTS, generator)
-            further = modes.of(unsure).joined(some.modes(drawn, plan.steps))
-            found.put(unsure, further.proposal())
+        rows = uncertain.nonzero()[:, 0]
+        if len(rows) > 0:
+            fit = fit.of(rows)
+            starts = self._random_starts(fit, mean[rows], MORE_STARTS, generator)
+            modes = modes.of(rows).joined(fit.modes(starts, plan.steps))
+            proposal.put(rows, modes.proposal())
         sampler = self._sampler(x, mask, generator)
         for draws in plan.pilots:
-            found = found.adapted(*sampler.draw(found, draws))
-        return found
+            proposal = proposal.adapted(*sampler.draw(proposal, draws))
+        return proposal
 
-    def _drawn_starts(
+    def _random_starts(
         self, fit: Fit, mean: Tensor, count: int, generator: torch.Generator
     ) -> list[Tensor]:
-        around = count // 2
-        likely = prior_starts(fit, self.latent_dim, count - around, generator)
-        return [*likely, *(mean + draw_normal((around, *mean.shape), mean, generator))]
+        about_mean = count // 2
+        from_prior = prior_starts(fit, self.latent_dim, count - about_mean, generator)
+        return [*from_prior, *(mean + draw_normal((about_mean, *mean.shape), mean, generator))]
 
     def _sampler(self, x: Tensor, mask: Tensor | None, generator: torch.Generator) -> Sampler:
         return Sampler(self._fit(x, mask), self.rows(1), generator)
@@ -261,18 +266,6 @@ class SampledVae(Vae):
             x = torch.where(mask, self.likelihood.mean(self.decoder(zero[:1])), x)
         return zero, self.encoder(x)[0]
 
-    @torch.no_grad()
-    def filled(self, x: Tensor, mask: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
-        """Fill in the masked dimensions of observations (..., D) by `rounds` of encoding and
-        decoding, starting from a draw of the model (Rezende et al. 2014, App. F)."""
-        z = draw_normal((*x.shape[:-1], self.latent_dim), x, generator)
-        filled = torch.where(mask, self.likelihood.sample(self.decoder(z), generator), x)
-        for _ in range(rounds):
-            mean, log_variance = self.encoder(filled)
-            z = sample_posterior(mean, log_variance, generator)
-            filled = torch.where(mask, self.likelihood.sample(self.decoder(z), generator), x)
-        return filled
-
     def log_marginal(self, x: Tensor) -> Tensor:
         raise NotImplementedError("it has no closed form: the spec lets lml through for grids only")
 
@@ -282,7 +275,7 @@ class SampledVae(Vae):
         for parameter in decoder:
             parameter.requires_grad_(False)
         rows = x, self.normal(x, generator)
-        ascend(lambda *some: self.elbo(*some).mean(), rows, self.encoder)
+        ascend(lambda *part: self.elbo(*part).mean(), rows, self.encoder)
         for parameter in decoder:
             parameter.requires_grad_(True)
 
@@ -308,12 +301,6 @@ class SampledVae(Vae):
         proposal = self.evidence_proposal(x, samples, generator, is_final=is_final)
         return self._sampler(x, None, generator).summary(proposal, samples)
 
-    def log_weights(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-        """Return log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples,
-        N)."""
-        proposal = self.evidence_proposal(x, samples, generator, is_final=False)
-        return self._sampler(x, None, generator).draw(proposal, samples)[1]
-
     def evidence_proposal(
         self, x: Tensor, samples: int, generator: torch.Generator, *, is_final: bool
     ) -> Proposal:
@@ -338,8 +325,8 @@ class SampledVae(Vae):
             method = self.conditionals
             plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
             proposal = self.proposal(x, mask, plan, generator)
-            z, weight = self._sampler(x, mask, generator).draw(proposal, method.draws)
-            share = weight.softmax(0)  # (draws, N)
+            z, log_weights = self._sampler(x, mask, generator).draw(proposal, method.draws)
+            share = log_weights.softmax(0)  # (draws, N)
         expected = (share[..., None] * self.likelihood.mean(self.decoder(z))).sum(0)
         return torch.where(mask, expected, x)
 
@@ -359,7 +346,9 @@ class SampledVaeModel(Model):
         self.vae, self.x, self.seed = vae, x, seed
         self._evidence = evidence
         self.device = x.device
-        self.not_final_reason = NOT_THE_MODELS if isinstance(vae.conditionals, Recursive) else None
+        self.not_final_reason = (
+            RECURSION_NOT_FINAL if isinstance(vae.conditionals, Recursive) else None
+        )
 
     @property
     def dim(self) -> int:
@@ -376,20 +365,23 @@ class SampledVaeModel(Model):
 
     def sampled_scores(self, masks: Tensor, first: int) -> Tensor:
         numbered = enumerate(masks, first)
-        return torch.stack([self._sampled(mask, number) for number, mask in numbered], dim=1)
+        return torch.stack([self._mask_scores(mask, number) for number, mask in numbered], dim=1)
 
-    def _sampled(self, mask: Tensor, number: int) -> Tensor:  # (4,)
+    def _mask_scores(self, mask: Tensor, number: int) -> Tensor:
+        """Return the score of the mask of this number in the run, its estimated bias, the share of
+        doubtful terms, and the variance of the score by the draws: (4,)."""
         generator = generator_for(self.seed, f"conditionals {number}", self.device)
         parts = self.vae.parts(self.x, self.vae.conditionals.draws)
-        found = [self.vae.conditional(x, mask, generator) for x in parts]
+        estimates = [self.vae.conditional(x, mask, generator) for x in parts]
         shares = [len(x) / len(self.x) for x in parts]
         variances = [
-            share * share * one.variance.double() for share, one in zip(shares, found, strict=True)
+            share * share * part.variance.double()
+            for share, part in zip(shares, estimates, strict=True)
         ]
         means = [
-            torch.cat([one.log_probs for one in found]).double().mean(),
-            torch.cat([one.bias for one in found]).double().mean(),
-            torch.cat([one.doubtful for one in found]).double().mean(),
+            torch.cat([part.log_probs for part in estimates]).double().mean(),
+            torch.cat([part.bias for part in estimates]).double().mean(),
+            torch.cat([part.doubtful for part in estimates]).double().mean(),
         ]
         return torch.stack([*means, torch.stack(variances).sum()])
 

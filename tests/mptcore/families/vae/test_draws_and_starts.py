@@ -57,7 +57,7 @@ def test_every_second_start_reaches_the_tails_of_the_prior() -> None:
 def test_the_smaller_half_of_the_starts_is_drawn_about_the_encoders_mean() -> None:
     x, mean = torch.ones(7, 2).double(), torch.full((7, 2), 100.0).double()
     vae: Any = SimpleNamespace(latent_dim=2)
-    starts = SampledVae._drawn_starts(vae, fit_of(Tensor.abs, x), mean, 5, seeded())
+    starts = SampledVae._random_starts(vae, fit_of(Tensor.abs, x), mean, 5, seeded())
     assert [bool(one.min() > 50) for one in starts] == [False, False, False, True, True]
     assert not torch.equal(starts[3], starts[4])
 
