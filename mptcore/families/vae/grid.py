@@ -31,14 +31,14 @@ CONVERGED_WITHIN = 0.05
 """Maximum change of a converged result in nats when the number of nodes is doubled."""
 STEPS = 50
 """Maximum number of Gauss–Newton steps to the mode of a posterior."""
-MAX_OBSERVATIONS = 256
+MAX_CHECKED_OBSERVATIONS = 256
 """Maximum number of observations of a check, evenly spaced in the data."""
-MIN_MASKS, MASKS_TIMES_DIM = 2, 64
+MIN_CHECKED_MASKS, CHECKED_MASKS_TIMES_DIM = 2, 64
 """Minimum number of masks of a size that are checked, and their number times D for small
 D."""
-SAFELY = 1e8
+SAFETY_FACTOR = 1e8
 """Multiple of the smallest number from which a sum of shares has all its digits."""
-EVERY_SIZE = 16
+MAX_CHECKED_EACH = 16
 """Maximum number of observed dimensions at which each size is checked. Beyond it the sizes are
 checked at steps of √2 in the number of observed dimensions."""
 
@@ -57,14 +57,14 @@ def nodes_of(spec: AnyGrid, latent_dim: int) -> Nodes:
     match spec:
         case GaussHermite():
             # for exp(−z²/2): the prior is in the weights
-            places, weights = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(spec.nodes))
+            points, weights = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(spec.nodes))
             logs = weights.log()
         case UniformGrid():
-            places = torch.linspace(-spec.extent, spec.extent, spec.nodes, dtype=torch.float64)
-            logs = -places.square() / 2
+            points = torch.linspace(-spec.extent, spec.extent, spec.nodes, dtype=torch.float64)
+            logs = -points.square() / 2
         case _:
             assert_never(spec)
-    z = torch.cartesian_prod(*[places] * latent_dim).view(-1, latent_dim)
+    z = torch.cartesian_prod(*[points] * latent_dim).view(-1, latent_dim)
     total = torch.cartesian_prod(*[logs] * latent_dim).view(-1, latent_dim).sum(-1)
     return Nodes(z, total - total.logsumexp(0))
 
@@ -122,17 +122,16 @@ class GridVae(Vae):
         """Return the LML by importance sampling, which costs less than a grid fine enough and its
         check. log p(x | z) is concave in z, so each posterior has one mode."""
         parts = self.parts(x, samples)
-        summaries = [self._sampled(part, samples, generator) for part in parts]
-        found = weight_evidence(summaries, advice="raise train.lml_samples")
-        rounding = torch.finfo(x.dtype).eps * abs(found.value)
-        return replace(found, std_err=math.hypot(found.std_err, rounding))
+        summaries = [self._summary(part, samples, generator) for part in parts]
+        evidence = weight_evidence(summaries, advice="raise train.lml_samples")
+        rounding = torch.finfo(x.dtype).eps * abs(evidence.value)
+        return replace(evidence, std_err=math.hypot(evidence.std_err, rounding))
 
     @torch.no_grad()
-    def _sampled(self, x: Tensor, samples: int, generator: torch.Generator) -> WeightSummary:
+    def _summary(self, x: Tensor, samples: int, generator: torch.Generator) -> WeightSummary:
         fit = Fit(self.decoder, self.likelihood, x, torch.ones_like(x), shared_mask=True)
         proposal = fit.proposal(x.new_zeros(len(x), self.latent_dim), STEPS)
-        sampler = Sampler(fit, self.rows(1), generator)
-        return sampler.summary(proposal, samples)
+        return Sampler(fit, self.rows(1), generator).summary(proposal, samples)
 
     @torch.no_grad()
     def reconstruction(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
@@ -204,18 +203,17 @@ class GridVaeModel(Model):
 
     def grid_shift(self, size: int) -> float:
         vae = self.vae
-        checked = checked_sizes(size, self.dim)
-        for one in checked:
-            if one not in self._shifts:
+        sizes = checked_sizes(size, self.dim)
+        for checked in sizes:
+            if checked not in self._shifts:
                 model = vae.grid, vae.decoder, vae.likelihood
-                self._shifts[one] = score_shift(*model, self.x, one, vae.latent_dim)
-        shifts = [self._shifts[one] for one in checked]
+                self._shifts[checked] = score_shift(*model, self.x, checked, vae.latent_dim)
+        shifts = [self._shifts[checked] for checked in sizes]
         return math.nan if any(map(math.isnan, shifts)) else max(shifts)
 
     def joint_scores(self, masks: Tensor) -> Tensor:
-        whole = mean_log_marginal(self.vae, self.x)
-        rest = [_by_observation(self.vae, self.x, (~mask).to(self.x)).mean() for mask in masks]
-        return whole - torch.stack(rest)
+        observed = [_by_observation(self.vae, self.x, (~mask).to(self.x)).mean() for mask in masks]
+        return mean_log_marginal(self.vae, self.x) - torch.stack(observed)
 
 
 def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
@@ -223,25 +221,22 @@ def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
     or a grid of another kind, gives another value."""
     log_probs = _by_observation(vae, x, None)
     value = log_probs.mean().item()
-    others = {
+    grids = {
         f"twice the {vae.grid.nodes} nodes": vae.grid.doubled(),
         "a grid of another kind": vae.grid.of_another_kind(),
     }
-    shifts = {name: _over(vae, grid, x) - value for name, grid in others.items()}
-    name, shift = max(shifts.items(), key=lambda one: abs(one[1]))
+    shifts = {}
+    for name, grid in grids.items():
+        other = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, grid).to(x)
+        shifts[name] = mean_log_marginal(other, x) - value
+    name, shift = max(shifts.items(), key=lambda item: abs(item[1]))
     reason = None
-    if not all(abs(one) <= CONVERGED_WITHIN for one in shifts.values()):
+    if not all(abs(each) <= CONVERGED_WITHIN for each in shifts.values()):
         reason = (
             f"not final: {name} would move it by {shift:.3g} nats, more than {CONVERGED_WITHIN}; "
             f"raise evaluate.lml.nodes{' and extent' if isinstance(vae.grid, UniformGrid) else ''}"
         )
     return Evidence(value, 0.0, reason, {"quadrature_shift": shift}, log_probs)
-
-
-def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
-    """Return the LML over another grid."""
-    other = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, grid).to(x)
-    return mean_log_marginal(other, x)
 
 
 def mean_log_marginal(vae: GridVae, x: Tensor) -> float:
@@ -253,8 +248,8 @@ def mean_log_marginal(vae: GridVae, x: Tensor) -> float:
 def _by_observation(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
     """Return log p(x_R) of each observation (N,) for observed dimensions (D,) or all, in
     float64."""
-    (found,) = by_rows(lambda some: (_log_marginals(vae, some, observed),), x)
-    return found.double()
+    (log_probs,) = by_rows(lambda rows: (_log_marginals(vae, rows, observed),), x)
+    return log_probs.double()
 
 
 def _log_marginals(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
@@ -272,7 +267,7 @@ def _log_marginals(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
 def checked_sizes(size: int, dim: int) -> list[int]:
     """Return the sizes whose check covers `size`: itself, or those checked next to it."""
     observed = dim - size
-    if observed <= EVERY_SIZE:
+    if observed <= MAX_CHECKED_EACH:
         return [size]
     lower = 2 ** (math.floor(2 * math.log2(observed)) / 2)
     return [dim - int(lower), dim - min(dim - 1, math.ceil(math.sqrt(2) * lower))]
@@ -285,17 +280,17 @@ def score_shift(
     """Return how far other grids move the score of a mask of this size, in nats: the mean of the
     absolute shift over a few masks, for the grid that moves it most. Of many observations some are
     used: the check would otherwise cost several times as much as the scores."""
-    x = x[torch.linspace(0, len(x) - 1, min(len(x), MAX_OBSERVATIONS)).round().long()]
-    masks = _masks(size, x.shape[1]).to(x.device)
+    x = x[torch.linspace(0, len(x) - 1, min(len(x), MAX_CHECKED_OBSERVATIONS)).round().long()]
+    masks = _checked_masks(size, x.shape[1]).to(x.device)
 
-    def scores(one: AnyGrid) -> Tensor:
-        nodes = nodes_of(one, latent_dim)
-        return scores_over(
-            Nodes(nodes.z.to(x), nodes.log_weights.to(x)), decoder, likelihood, x, masks
-        )
+    def scores(grid: AnyGrid) -> Tensor:
+        nodes = nodes_of(grid, latent_dim)
+        on_device = Nodes(nodes.z.to(x), nodes.log_weights.to(x))
+        return scores_over(on_device, decoder, likelihood, x, masks)
 
-    own, others = scores(grid), (grid.doubled(), grid.of_another_kind())
-    return torch.stack([(scores(one) - own).abs().mean() for one in others]).max().item()
+    grid_scores, others = scores(grid), (grid.doubled(), grid.of_another_kind())
+    shifts = [(scores(other) - grid_scores).abs().mean() for other in others]
+    return torch.stack(shifts).max().item()
 
 
 def scores_over(
@@ -303,13 +298,13 @@ def scores_over(
 ) -> Tensor:
     """Return the score of each mask (B, D) over the given nodes: float64, (B,). The nodes are
     processed in parts."""
-    found = []
+    scores = []
     for mask in masks:
         (log_probs,) = by_rows(
-            lambda some, mask=mask: (_conditionals(nodes, decoder, likelihood, some, mask),), x
+            lambda rows, mask=mask: (_conditionals(nodes, decoder, likelihood, rows, mask),), x
         )
-        found.append(log_probs.double().mean())
-    return torch.stack(found)
+        scores.append(log_probs.double().mean())
+    return torch.stack(scores)
 
 
 def _conditionals(
@@ -330,32 +325,33 @@ def _conditionals(
         return outputs, likelihood.node_log_probs(x, outputs, observed) + log_weights
 
     of_parts = torch.stack([joint(*part, x)[1].logsumexp(-1) for part in parts])  # (parts, N)
-    rest = of_parts.logsumexp(0)  # log p(x_R)
+    log_observed = of_parts.logsumexp(0)  # log p(x_R)
     tiny = torch.finfo(x.dtype).tiny
     mixed = torch.zeros_like(x[:, columns])
-    for part, own in zip(parts, of_parts, strict=True):
-        rows = (own - rest > math.log(tiny)).nonzero().flatten()
+    for part, of_part in zip(parts, of_parts, strict=True):
+        rows = (of_part - log_observed > math.log(tiny)).nonzero().flatten()
         if len(rows) == 0:
             continue
-        outputs, each = joint(*part, x[rows])
-        share = (each - rest[rows, None]).exp()
+        outputs, log_joint = joint(*part, x[rows])
+        share = (log_joint - log_observed[rows, None]).exp()
         mixed[rows] += likelihood.mixed_probs(x[rows][:, columns], outputs[:, columns], share)
-    found = mixed.log()
-    for row in (mixed < tiny * SAFELY).any(1).nonzero().flatten().tolist():
-        one = x[row : row + 1]
+    log_probs = mixed.log()
+    for row in (mixed < tiny * SAFETY_FACTOR).any(1).nonzero().flatten().tolist():
+        x_row = x[row : row + 1]
         logs = []
         for part in parts:
-            outputs, each = joint(*part, one)
-            logs.append(likelihood.mixed_log_probs(one[:, columns], outputs[:, columns], each))
-        found[row] = torch.stack(logs).logsumexp(0)[0] - rest[row]
-    return found
+            outputs, log_joint = joint(*part, x_row)
+            x_masked, masked_outputs = x_row[:, columns], outputs[:, columns]
+            logs.append(likelihood.mixed_log_probs(x_masked, masked_outputs, log_joint))
+        log_probs[row] = torch.stack(logs).logsumexp(0)[0] - log_observed[row]
+    return log_probs
 
 
-def _masks(size: int, dim: int) -> Tensor:
+def _checked_masks(size: int, dim: int) -> Tensor:
     """Return all masks of a size if there are few, else a fixed random choice: (B, D)."""
-    count = max(MIN_MASKS, MASKS_TIMES_DIM // dim)
+    count = max(MIN_CHECKED_MASKS, CHECKED_MASKS_TIMES_DIM // dim)
     if math.comb(dim, size) <= count:
-        chosen = torch.tensor(list(combinations(range(dim), size)))
-        return torch.zeros(len(chosen), dim, dtype=torch.bool).scatter(1, chosen, True)
+        masked = torch.tensor(list(combinations(range(dim), size)))
+        return torch.zeros(len(masked), dim, dtype=torch.bool).scatter(1, masked, True)
     order = torch.rand(count, dim, generator=torch.Generator().manual_seed(size))
     return order.argsort(-1).argsort(-1) < size

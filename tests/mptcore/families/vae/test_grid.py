@@ -308,7 +308,7 @@ def test_a_confident_decoder_is_checked_exactly(
 
 
 def test_of_many_observations_some_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptcore.families.vae.grid.MAX_OBSERVATIONS", 3)
+    monkeypatch.setattr("mptcore.families.vae.grid.MAX_CHECKED_OBSERVATIONS", 3)
     grid = UniformGrid(method="uniform_grid", nodes=4, extent=3.0)
     vae, x = linear_vae(8, 2, grid, BernoulliLikelihood(), 1.0), binary(9, 8)
     model = grid, vae.decoder, vae.likelihood
