@@ -33,7 +33,7 @@ JITTER = 0.2
 returning to their start (Neal 2011, Sec. 3.2)."""
 AGREE = 3
 """Number of standard errors by which two estimates of one quantity may differ."""
-CURE = "raise evaluate.ais.temperatures or chains"
+ADVICE = "raise evaluate.ais.temperatures or chains"
 
 
 class Annealing:
@@ -92,17 +92,18 @@ class Annealing:
     def _transition(self, z: Tensor, beta: float, size: Tensor) -> tuple[Tensor, Tensor]:
         """Return one transition that leaves q(z)^(1−β) p(x, z)^β invariant, and its acceptance
         (chains, N). The random step size does not depend on z."""
-        step = (size * self._jitter())[..., None]
-        momentum = self._normal()
-        energy, slope = self._energy(z, beta)
+        jitter = 1 + JITTER * (2 * draw_uniform(self.shape[:2], self.x, self.generator) - 1)
+        step = (size * jitter)[..., None]
+        momentum = draw_normal(self.shape, self.x, self.generator)
+        energy, gradient = self._energy(z, beta)
         before = energy + momentum.square().sum(-1) / 2
         proposal = z
-        momentum = momentum - step / 2 * slope
+        momentum = momentum - step / 2 * gradient
         for i in range(self.spec.leapfrog_steps):
             proposal = proposal + step * self._scaled(momentum)
-            energy, slope = self._energy(proposal, beta)
+            energy, gradient = self._energy(proposal, beta)
             last = i == self.spec.leapfrog_steps - 1
-            momentum = momentum - (step / 2 if last else step) * slope
+            momentum = momentum - (step / 2 if last else step) * gradient
         change = before - energy - momentum.square().sum(-1) / 2
         acceptance = change.nan_to_num(nan=-torch.inf).clamp(max=0).exp()
         accepted = draw_uniform(acceptance.shape, z, self.generator) < acceptance
@@ -115,8 +116,8 @@ class Annealing:
             energy = -beta * self.model.log_joint(self.x, z)
             if beta < 1:
                 energy = energy - (1 - beta) * self.proposal.log_prob(z)
-            (slope,) = torch.autograd.grad(energy.sum(), z)
-        return energy.detach(), self._scaled(slope, transposed=True)
+            (gradient,) = torch.autograd.grad(energy.sum(), z)
+        return energy.detach(), self._scaled(gradient, transposed=True)
 
     def _scaled(self, vectors: Tensor, transposed: bool = False) -> Tensor:
         """Multiply vectors (chains, N, K) by the scale R⁻¹ or its transpose."""
@@ -133,12 +134,6 @@ class Annealing:
     def _start(self) -> Tensor:
         return self.proposal.draw(self.spec.chains, self.generator)
 
-    def _normal(self) -> Tensor:
-        return draw_normal(self.shape, self.x, self.generator)
-
-    def _jitter(self) -> Tensor:
-        return 1 + JITTER * (2 * draw_uniform(self.shape[:2], self.x, self.generator) - 1)
-
 
 def annealed(start: TrainingStart, spec: Ais) -> Records[None]:
     """Run AIS on some observations, the importance-weighted bound on the same ones, and the bracket
@@ -149,8 +144,8 @@ def annealed(start: TrainingStart, spec: Ais) -> Records[None]:
     generator = generator_for(start.seed, "ais", start.x.device)
     forward, _ = yield from _both_ways(vae, x, None, spec, generator)
     sampled = yield from vae.evidence(x, generator)
-    annealed, sampled = compared(_by_chains(forward), sampled)
-    for name, evidence in (("lml_ais", annealed), ("lml_ais_iwae", sampled)):
+    by_chains, sampled = compared(_by_chains(forward), sampled)
+    for name, evidence in (("lml_ais", by_chains), ("lml_ais_iwae", sampled)):
         yield from lml_metrics(name, evidence, labels)
     if spec.simulated > 0:
         yield from _bracket(vae, start, spec, x)
@@ -159,7 +154,7 @@ def annealed(start: TrainingStart, spec: Ais) -> Records[None]:
 def _by_chains(parts: Sequence[WeightSummary]) -> Evidence:
     """Summarise AIS weights with the error between chains. The few chains have an unreliable
     effective sample size, and a larger error would make the comparison less sensitive."""
-    return weight_evidence(parts, advice=CURE, doubtful_error=0.0)
+    return weight_evidence(parts, advice=ADVICE, doubtful_error=0.0)
 
 
 def compared(annealed: Evidence, sampled: Evidence) -> tuple[Evidence, Evidence]:
@@ -169,12 +164,12 @@ def compared(annealed: Evidence, sampled: Evidence) -> tuple[Evidence, Evidence]
     if abs(gap) <= AGREE * math.hypot(annealed.std_err, sampled.std_err):
         return annealed, sampled
     if gap < 0:
-        return _below(annealed, "importance sampling", CURE), sampled
+        return _below(annealed, "importance sampling", ADVICE), sampled
     return annealed, _below(sampled, "annealing", "it misses modes, and so may lml")
 
 
-def _below(evidence: Evidence, other: str, cure: str) -> Evidence:
-    reason = f"not final: {other} finds more, beyond {AGREE} standard errors; {cure}"
+def _below(evidence: Evidence, other: str, advice: str) -> Evidence:
+    reason = f"not final: {other} finds more, beyond {AGREE} standard errors; {advice}"
     return replace(evidence, not_final_reason=evidence.not_final_reason or reason)
 
 
@@ -191,10 +186,10 @@ def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> 
     above = -torch.cat([part.log_mean for part in backward])
     error = _by_chains(forward).std_err
     yield Metric("lml_simulated_below", below.mean().item(), error, start.labels)
-    between = Estimate.of(above - below)
-    above_all = replace(between, mean=above.mean().item())
-    yield metric("lml_simulated_above", above_all, start.labels)
-    yield metric("lml_simulated_gap", between, start.labels)
+    gap = Estimate.of(above - below)
+    upper_bound = replace(gap, mean=above.mean().item())
+    yield metric("lml_simulated_above", upper_bound, start.labels)
+    yield metric("lml_simulated_gap", gap, start.labels)
 
 
 def _both_ways(
@@ -210,7 +205,7 @@ def _both_ways(
         yield from annealing.tune()
         forward.append(summary_of((yield from annealing.forward())))
         if z is not None:
-            drawn_with = z[first : first + len(part)]
-            backward.append(summary_of((yield from annealing.backward(drawn_with))))
+            z_of_part = z[first : first + len(part)]
+            backward.append(summary_of((yield from annealing.backward(z_of_part))))
         first += len(part)
     return forward, backward

@@ -47,8 +47,8 @@ def build_vae(spec: VaeExperiment, x: Tensor, seed: int, objective: Objective) -
     vae: Vae
     match model.conditionals:
         case GaussHermite() | UniformGrid() as grid:
-            needed = encoder if objective == "elbo" else None
-            vae = GridVae(needed, decoder, likelihood, model.latent_dim, grid)
+            used_encoder = encoder if objective == "elbo" else None
+            vae = GridVae(used_encoder, decoder, likelihood, model.latent_dim, grid)
         case Recursive() | Importance() as method:
             width = model.numbers_per_observation(x.shape[1])
             lml = spec.lml_method()
@@ -101,24 +101,24 @@ def _load(vae: Vae, spec: LinearVaeModel | VaeModel, seed: int, objective: Objec
     tensors, header = load_weights(FAMILY, str(spec.experiment))
     trained = json.loads(header["trained"])
     _check_kind(spec, trained)
-    chosen = spec.trained_by or objective
-    if chosen not in trained["objectives"]:
-        chosen = trained["objectives"][0]
-    first = trained["seeds"][0]
-    weights = under(f"{chosen}/{seed if seed in trained['seeds'] else first}/", tensors)
-    wanted = {name: value.shape for name, value in vae.state_dict().items()}
-    if {name: value.shape for name, value in weights.items() if name in wanted} != wanted:
+    trained_by = spec.trained_by or objective
+    if trained_by not in trained["objectives"]:
+        trained_by = trained["objectives"][0]
+    trained_seed = seed if seed in trained["seeds"] else trained["seeds"][0]
+    weights = under(f"{trained_by}/{trained_seed}/", tensors)
+    shapes = {name: value.shape for name, value in vae.state_dict().items()}
+    if {name: value.shape for name, value in weights.items() if name in shapes} != shapes:
         detail = "has weights of other shapes, or no encoder: give the same model and data"
         raise RunError("invalid", f"experiment {spec.experiment} {detail}")
-    vae.load_state_dict({name: weights[name] for name in wanted})
+    vae.load_state_dict({name: weights[name] for name in shapes})
 
 
 def _check_kind(spec: LinearVaeModel | VaeModel, trained: dict[str, list[str]]) -> None:
     """Raises RunError if the weights belong to another model."""
     experiment = f"experiment {spec.experiment}"
-    for name, asked in _kind(spec).items():
-        if trained[name] != asked:
-            detail = f"its model.{name} is {trained[name]}, not {asked}"
+    for name, requested in _kind(spec).items():
+        if trained[name] != requested:
+            detail = f"its model.{name} is {trained[name]}, not {requested}"
             raise RunError("invalid", f"{experiment} has weights of another model: {detail}")
     objectives = trained["objectives"]
     if spec.trained_by not in (None, *objectives):

@@ -72,36 +72,34 @@ class BernoulliLikelihood(Likelihood):
         return outputs.sigmoid() * (-outputs).sigmoid()
 
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
-        rest = F.softplus(outputs)
+        log_norm = F.softplus(outputs)
         if observed is None:
-            return x @ outputs.mT - rest.sum(-1)
-        return (x * observed) @ outputs.mT - observed @ rest.mT
+            return x @ outputs.mT - log_norm.sum(-1)
+        return (x * observed) @ outputs.mT - observed @ log_norm.mT
 
     def mixed_probs(self, x: Tensor, outputs: Tensor, share: Tensor) -> Tensor:
         # Both products, since 1 − p loses its digits where p is near 1.
-        one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
-        return torch.where(x > 0.5, one, zero)
+        of_one, of_zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
+        return torch.where(x > 0.5, of_one, of_zero)
 
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         mixed = self.mixed_probs(x, outputs, log_share.exp())  # (N, M)
         tiny = torch.finfo(x.dtype).tiny
         logs = mixed.clamp(min=tiny).log()
-        lost = (mixed < tiny).nonzero()  # (lost, 2)
-        if len(lost) == 0:
+        underflowed = (mixed < tiny).nonzero()  # (U, 2)
+        if len(underflowed) == 0:
             return logs
+        rows = max(1, CHUNK // log_share.shape[-1])
         signed = torch.where(x > 0.5, 1.0, -1.0).to(x)
         exact = [
             (log_share[n] + F.logsigmoid(signed[n, m, None] * outputs.mT[m])).logsumexp(-1)
-            for n, m in (part.unbind(-1) for part in torch.split(lost, self._rows(log_share)))
+            for n, m in (part.unbind(-1) for part in torch.split(underflowed, rows))
         ]
-        return logs.index_put(lost.unbind(-1), torch.cat(exact))
-
-    def _rows(self, log_share: Tensor) -> int:
-        return max(1, CHUNK // log_share.shape[-1])
+        return logs.index_put(underflowed.unbind(-1), torch.cat(exact))
 
     def independent(self, x: Tensor) -> Tensor:
-        least = 1 / (2 * len(x))  # a constant pixel must keep a chance to change
-        return x.mean(0).clamp(least, 1 - least).logit()
+        min_mean = 1 / (2 * len(x))  # a constant pixel must keep a chance to change
+        return x.mean(0).clamp(min_mean, 1 - min_mean).logit()
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()

@@ -63,10 +63,10 @@ def convolutional(spec: Convolutional, dim: int, latent_dim: int) -> tuple[Encod
     """Return convolutions of stride 2 over square images, and their transpose."""
     activation = ACTIVATIONS[spec.activation]
     side, channels = math.isqrt(dim), [1, *spec.channels]
-    least = side // 2 ** len(spec.channels)
-    flat = channels[-1] * least**2
+    min_side = side // 2 ** len(spec.channels)
+    flat = channels[-1] * min_side**2
     down: list[nn.Module] = [Shaped((dim,), (1, side, side))]
-    up: list[nn.Module] = [Shaped((flat,), (channels[-1], least, least))]
+    up: list[nn.Module] = [Shaped((flat,), (channels[-1], min_side, min_side))]
     for before, after in pairwise(channels):
         down += [nn.Conv2d(before, after, 4, stride=2, padding=1), activation()]
     reverse = channels[::-1]
@@ -74,7 +74,7 @@ def convolutional(spec: Convolutional, dim: int, latent_dim: int) -> tuple[Encod
         last = i == len(reverse) - 2
         up += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=not last)]
         up += [] if last else [activation()]
-    down += [Shaped((channels[-1], least, least), (flat,)), nn.Linear(flat, spec.width)]
+    down += [Shaped((channels[-1], min_side, min_side), (flat,)), nn.Linear(flat, spec.width)]
     body = nn.Sequential(nn.Linear(latent_dim, spec.width), activation())
     body += nn.Sequential(nn.Linear(spec.width, flat), activation())
     last_layers = nn.Sequential(*up, Shaped((1, side, side), (dim,)))

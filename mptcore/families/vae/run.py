@@ -107,11 +107,9 @@ class VaeRun:
                 refuse_extreme(dataset, self.dtype)
             if isinstance(self.spec.model.likelihood, Bernoulli):
                 _check_binary(dataset)
-            x, heldout = (
-                None if one is None else one.to(self.device, self.dtype)
-                for one in (dataset.x, dataset.heldout)
-            )
-            assert x is not None
+            x, heldout = dataset.x.to(self.device, self.dtype), dataset.heldout
+            if heldout is not None:
+                heldout = heldout.to(self.device, self.dtype)
             self._data[seed] = LoadedData(dataset, x, heldout, generator.get_state())
         return self._data[seed]
 
@@ -160,11 +158,11 @@ class VaeRun:
         self, models: Mapping[str, Model], start: TrainingStart, heldout: Tensor
     ) -> dict[str, Tensor]:
         """Return log p(x) of each held-out observation by model, where it is known."""
-        own = models["model"].evidence().log_probs
-        found = {} if own is None else {"model": own}
+        model_log_probs = models["model"].evidence().log_probs
+        by_model = {} if model_log_probs is None else {"model": model_log_probs}
         if self.spec.baseline is not None:
-            found["baseline"] = log_probs(self._baseline(self.spec.baseline, start), heldout)
-        return found
+            by_model["baseline"] = log_probs(self._baseline(self.spec.baseline, start), heldout)
+        return by_model
 
     def _models(
         self, start: TrainingStart, x: Tensor, as_loaded: Tensor, draws: str
@@ -201,15 +199,15 @@ class VaeRun:
 def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
     """Yield how many latent dimensions the encoder uses, and their divergence in nats."""
     sums = torch.stack([divergence(*encoder(part)).sum(0) for part in torch.split(x, ROWS)])
-    each = sums.sum(0) / len(x)  # (K,)
-    active = int((each > ACTIVE).sum())
-    yield Metric("kl", each.sum().item(), 0.0, labels)
+    divergences = sums.sum(0) / len(x)  # (K,)
+    active = int((divergences > ACTIVE).sum())
+    yield Metric("kl", divergences.sum().item(), 0.0, labels)
     yield Metric("active_units", active, 0.0, labels)
     if active == 0:
-        cure = "train longer, or with a smaller learning_rate or a higher noise_precision"
+        advice = "train longer, or with a smaller learning_rate or a higher noise_precision"
         detail = f"every latent dimension has a KL below {ACTIVE} nats, so z is independent of x"
         start = ", ".join(f"{name} {value}" for name, value in labels.items())
-        yield Log("warning", f"collapse ({start}): {detail}; {cure}")
+        yield Log("warning", f"collapse ({start}): {detail}; {advice}")
 
 
 def _check_binary(dataset: Dataset) -> None:

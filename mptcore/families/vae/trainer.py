@@ -104,13 +104,13 @@ class VaeTrainer:
         """Return the loss of each start, and add its gradient to its parameters. Append the points
         of the step to `points` if it is given."""
         fraction = self.epoch / self.spec.epochs
-        drawn = self.masks.draw(fraction)  # (S, B, D)
-        masks = dict(zip(self.seeds, sent(drawn, self.device), strict=True))
+        step_masks = self.masks.draw(fraction)  # (S, B, D)
+        masks = dict(zip(self.seeds, sent(step_masks, self.device), strict=True))
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):
-            of_start, x = masks[start.seed], start.x[rows[start.seed]]
-            recorded = [] if points is None else list(self._recorded(start, x, of_start))
-            objective = self._descent(start, x, of_start, generator)
+            start_masks, x = masks[start.seed], start.x[rows[start.seed]]
+            recorded = [] if points is None else list(self._recorded(start, x, start_masks))
+            objective = self._descent(start, x, start_masks, generator)
             losses.append(-objective)
             if points is not None:
                 points += [*self._points_of_step(start, objective), *recorded]
@@ -137,9 +137,9 @@ class VaeTrainer:
                 return objective
             case "elbo":
                 rows = x, vae.normal(x, generator)
-                return ascend(lambda *some: vae.elbo(*some).mean(), rows, vae)
+                return ascend(lambda *part: vae.elbo(*part).mean(), rows, vae)
             case "lml":
-                return ascend(lambda some: vae.log_marginal(some).mean(), (x,), vae)
+                return ascend(lambda part: vae.log_marginal(part).mean(), (x,), vae)
             case _:
                 assert_never(start.objective)
 
@@ -148,12 +148,12 @@ class VaeTrainer:
     ) -> Tensor:
         """Return the score, and add its gradient, in parts of the masks. Each mask has the same
         draws as without parts."""
-        begun = generator.get_state()
+        state = generator.get_state()
         return ascend(
-            lambda some: self.dim * start.vae.score(x, some, generator),
+            lambda part: self.dim * start.vae.score(x, part, generator),
             (masks,),
             start.vae,
-            lambda: generator.set_state(begun),
+            lambda: generator.set_state(state),
         )
 
     @torch.no_grad()
@@ -174,16 +174,15 @@ class VaeTrainer:
         """Estimate the ELBO from two draws for each observation. Their difference gives the
         error."""
         parts = torch.split(start.x, ROWS)
-        first, second = (
-            torch.cat([self._elbos(start.vae, part, generator) for part in parts]).double()
-            for _ in range(2)
-        )
+        vae = start.vae
+
+        def elbos(x: Tensor) -> Tensor:
+            return by_rows(lambda *rows: (vae.elbo(*rows),), x, vae.normal(x, generator))[0]
+
+        first, second = (torch.cat([elbos(part) for part in parts]).double() for _ in range(2))
         mean = (first + second).mean().item() / 2
         error = (first - second).norm().item() / 2 / len(first)
         return point("elbo", self.epoch, Estimate(mean, error, 2, len(first)), start.labels)
-
-    def _elbos(self, vae: Vae, x: Tensor, generator: torch.Generator) -> Tensor:
-        return by_rows(lambda *some: (vae.elbo(*some),), x, vae.normal(x, generator))[0]
 
     def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
         generator = generator_for(start.seed, f"{name} {self.epoch}", self.device)
@@ -194,9 +193,9 @@ class VaeTrainer:
 
     def _check_finite(self, losses: list[Tensor], points: list[Point]) -> None:
         pairs = zip(self.starts, torch.stack(losses).tolist(), strict=True)
-        bad = [start.seed for start, loss in pairs if not abs(loss) < float("inf")]
-        if bad:
-            raise diverged(self.epoch, bad, points, self.starts[0].x.dtype)
+        not_finite = [start.seed for start, loss in pairs if not abs(loss) < float("inf")]
+        if not_finite:
+            raise diverged(self.epoch, not_finite, points, self.starts[0].x.dtype)
 
     def _points_of_step(self, start: TrainingStart, objective: Tensor) -> Iterator[Point]:
         """Yield the loss, and the score if it is the objective."""

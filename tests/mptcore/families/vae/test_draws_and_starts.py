@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
-from mptcore.families.vae.ais import AGREE, CURE, compared
+from mptcore.families.vae.ais import ADVICE, AGREE, compared
 from mptcore.families.vae.conditionals import _regressed
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import draw_normal, draw_uniform
@@ -83,7 +83,7 @@ def test_the_lower_of_two_estimates_that_disagree_is_not_final() -> None:
     _, below = compared(of_chains, Evidence(-gap - 0.1, 4.0))
     assert "annealing finds more" in (below.not_final_reason or "")
     below, other = compared(Evidence(-gap - 0.1, 3.0), Evidence(0.0, 4.0))
-    assert (below.not_final_reason or "").endswith(CURE)
+    assert (below.not_final_reason or "").endswith(ADVICE)
     assert other.not_final_reason is None
     below, _ = compared(Evidence(-gap - 0.1, 3.0, "its own"), Evidence(0.0, 4.0))
     assert below.not_final_reason == "its own"

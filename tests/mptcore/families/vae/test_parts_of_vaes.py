@@ -176,7 +176,7 @@ def test_doubtful_chains_add_nothing_to_the_error() -> None:
     found = _by_chains([summary])
     assert found.std_err == weight_evidence([summary], advice="", doubtful_error=0.0).std_err < 0.01
     summary.doubtful[:] = 1
-    assert str(_by_chains([summary]).not_final_reason).endswith(ais.CURE)
+    assert str(_by_chains([summary]).not_final_reason).endswith(ais.ADVICE)
 
 
 def test_a_dimension_is_active_above_its_bound() -> None:
