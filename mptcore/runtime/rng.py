@@ -1,4 +1,4 @@
-"""Random number generators."""
+"""Random number generators, and draws in the precision and on the device of a tensor."""
 
 import hashlib
 
@@ -21,6 +21,20 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
         generator.set_state(state.cpu())
     else:
         generator.manual_seed(_seed_of(state.cpu().numpy().tobytes()))
+
+
+def draw_normal(
+    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Draw standard normal numbers in the precision and on the device of `like`."""
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def draw_uniform(
+    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Draw numbers uniform in [0, 1) in the precision and on the device of `like`."""
+    return torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _seed_of(content: bytes) -> int:

@@ -13,12 +13,11 @@ from torch import Tensor
 from mptcore.estimation.estimate import Estimate, lml_metrics, metric
 from mptcore.estimation.model import Evidence
 from mptcore.families.vae.importance import WeightSummary, summary_of, weight_evidence
-from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import Proposal
 from mptcore.families.vae.sampled import SampledVae
 from mptcore.families.vae.trainer import TrainingStart
 from mptcore.protocol.records import Metric
-from mptcore.runtime.rng import generator_for
+from mptcore.runtime.rng import draw_normal, draw_uniform, generator_for
 from mptcore.runtime.state import Records
 from mptcore.specs import Ais
 

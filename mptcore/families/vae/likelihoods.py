@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mptcore.families.vae.networks import draw_normal, draw_uniform
+from mptcore.runtime.rng import draw_normal, draw_uniform
 from mptcore.specs import Bernoulli, Gaussian
 
 CHUNK = 2**24

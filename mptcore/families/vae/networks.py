@@ -168,17 +168,3 @@ def _elementwise(module: nn.Module, values: Tensor) -> tuple[Tensor, Tensor]:
         outputs = module(values)
         (derivative,) = torch.autograd.grad(outputs.sum(), values)
     return outputs.detach(), derivative
-
-
-def draw_normal(
-    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Draw standard normal numbers."""
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
-
-
-def draw_uniform(
-    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Draw uniform numbers from 0 to 1."""
-    return torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)

@@ -12,15 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from mptcore.families.vae.likelihoods import GaussianLikelihood, Likelihood
-from mptcore.families.vae.networks import (
-    Decoder,
-    draw_normal,
-    draw_uniform,
-    linearised,
-    linearised_body,
-)
+from mptcore.families.vae.networks import Decoder, linearised, linearised_body
 from mptcore.families.vae.vae import log_prior
 from mptcore.runtime.out_of_memory import by_rows
+from mptcore.runtime.rng import draw_normal, draw_uniform
 
 FREEDOM = 5
 """Degrees of freedom of the t distributions. On MNIST they keep Pareto's k̂ below 0.7 for 98 % of

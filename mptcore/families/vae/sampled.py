@@ -19,10 +19,10 @@ from mptcore.families.vae.conditionals import (
 )
 from mptcore.families.vae.importance import MORE_DRAWS, Sampler, WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
-from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
+from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.proposal import Fit, Proposal, poorly_predicted, prior_starts
 from mptcore.families.vae.vae import Vae, ascend, log_prior, sample_posterior
-from mptcore.runtime.rng import generator_for
+from mptcore.runtime.rng import draw_normal, generator_for
 from mptcore.runtime.state import Records
 from mptcore.specs import Importance, Iwae, Recursive
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.likelihoods import Likelihood
-from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
+from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.runtime.out_of_memory import cut_alike, in_smaller_parts
+from mptcore.runtime.rng import draw_normal
 from mptcore.runtime.state import Records
 from mptcore.specs.compute import GPU_BATCH_BYTES
 

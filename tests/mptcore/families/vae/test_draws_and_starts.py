@@ -11,9 +11,9 @@ from mptcore.estimation.model import Evidence
 from mptcore.families.vae.ais import ADVICE, AGREE, compared
 from mptcore.families.vae.conditionals import _regressed
 from mptcore.families.vae.likelihoods import GaussianLikelihood
-from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import LIKELIEST, Fit, prior_starts
 from mptcore.families.vae.sampled import SampledVae
+from mptcore.runtime.rng import draw_normal, draw_uniform
 from tests.mptcore.families.vae.test_modes import relu_vae
 
 
