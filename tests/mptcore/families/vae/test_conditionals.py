@@ -1,4 +1,4 @@
-"""ConditionalEstimates with few draws given x_R that fit x_j, and the error of all masks."""
+"""Conditionals with few draws given x_R that fit x_j, and the error of all masks."""
 
 import math
 from statistics import mean, stdev
@@ -17,20 +17,14 @@ from mptcore.families.vae.conditionals import (
     ConditionalEstimates,
     Ratio,
     Ratios,
+    _regressed,
     assembled,
     expected_ess,
     ratio_of,
 )
-from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
-from mptcore.families.vae.proposal import poorly_predicted, prior_starts
 from mptcore.runtime.state import RunState
 from mptcore.specs import FixedSize, Importance
-from tests.mptcore.families.vae.test_sampling import (
-    PRECISION,
-    linear_gaussian,
-    ppca_of,
-    simulated,
-)
+from tests.support.vaes import linear_gaussian, ppca_of, simulated
 
 
 @pytest.mark.parametrize(("size", "count"), [(40, 1), (39, 6)])
@@ -66,14 +60,14 @@ def test_few_effective_draws_are_predicted() -> None:
 OBSERVATIONS = 100
 
 
-def ratios_of(places: int, rough: Tensor | None = None) -> Ratios:
+def ratios_of(places: int, shared: Tensor | None = None) -> Ratios:
     """All draws are alike, and the last of the masked dimensions is narrow."""
     weights = torch.zeros(50, OBSERVATIONS, dtype=torch.float64)
     joint = torch.zeros(50, OBSERVATIONS, places, dtype=torch.float64)
     expected = torch.full((OBSERVATIONS, places), math.inf, dtype=torch.float64)
     expected[:, -1] = 0.0
-    if rough is not None:
-        joint[..., -1], expected[:, -1] = rough, 10.0
+    if shared is not None:
+        joint[..., -1], expected[:, -1] = shared, 10.0
     return Ratios(weights, joint, expected)
 
 
@@ -104,14 +98,14 @@ def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatc
     assert 0.7 < gaps.std() / told < 1.3
 
 
-def test_rough_values_estimate_observations_that_are_not_chosen(
+def test_shared_estimates_predict_observations_without_own_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Any sample corrects rough values that are too low by a constant, and leaves no error."""
+    """Values that are linear in their shared estimates are right with any sample, and exact."""
     monkeypatch.setattr(conditionals, "MAX_WITH_OWN_DRAWS", 0)
     monkeypatch.setattr(conditionals, "MIN_WITH_OWN_DRAWS", 20)
     truth = torch.arange(100).double() / 100
-    found = ratios_of(2, truth - 0.3).estimates(own_draws, torch.Generator().manual_seed(1))
+    found = ratios_of(2, 2 * truth - 0.3).estimates(own_draws, torch.Generator().manual_seed(1))
     assert torch.allclose(found.log_probs[:, 1], truth)
     assert found.variance.item() == pytest.approx(0, abs=1e-15)
 
@@ -223,31 +217,6 @@ def test_doubtful_conditionals_are_drawn_again(
     assert doubts[1] < 0.6 * doubts[0]
 
 
-@pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), GaussianLikelihood(3.0)])
-def test_starts_are_the_likeliest_of_prior_draws(likelihood: Likelihood) -> None:
-    """The likelihood uses only the observed dimensions of each observation, which may differ."""
-    generator = torch.Generator().manual_seed(1)
-    x = (torch.rand(5, 8, generator=generator) < 0.5).double()
-    outputs = torch.randn(30, 8, generator=generator, dtype=torch.float64)
-    observed = (torch.rand(5, 8, generator=generator) < 0.5).double()
-    expected = (likelihood.log_prob(x[:, None], outputs) * observed[:, None]).sum(-1)
-    assert torch.allclose(likelihood.node_log_probs(x, outputs, observed), expected)
-    of_all = likelihood.node_log_probs(x, outputs, observed[0])
-    assert torch.allclose(of_all[0], expected[0])
-    model = linear_gaussian(Importance(method="importance"), exact=False)
-    seen, _ = simulated(model, 20)
-    fit = model._fit(seen, torch.arange(12) < 3)
-    starts = prior_starts(fit, 2, 3, generator)
-    prior = torch.randn(1000, 20, 2, generator=generator, dtype=torch.float64)
-    better = [
-        model.likelihood.log_prob(seen, model.decoder(z))[..., 3:].sum(-1) for z in (starts, prior)
-    ]
-    assert starts.shape == (3, 20, 2)
-    assert (better[0][0] > better[1].quantile(0.95, dim=0)).all()
-    assert (better[0][2] > better[1].quantile(0.88, dim=0)).all()  # of the likeliest 16 of 256
-    assert not torch.equal(starts[0], starts[1])
-
-
 @pytest.mark.parametrize("noise_precision", [400.0, 2500.0])
 def test_both_modes_are_found(noise_precision: float) -> None:
     """Given three dimensions that are proportional to |z|, of one that is proportional to z. Draws
@@ -262,20 +231,6 @@ def test_both_modes_are_found(noise_precision: float) -> None:
     assert gaps.mean().abs() < 4 * gaps.std() / math.sqrt(len(gaps))
 
 
-def test_a_masked_value_20_nats_off_the_mean_surprises() -> None:
-    """Observed values, and other observations, do not count."""
-    model = linear_gaussian(Importance(method="importance"), exact=False)
-    z = torch.zeros(5, 2, dtype=torch.float64)
-    x = model.decoder(z).detach().clone()
-    away = math.sqrt(2 * 20 / PRECISION)
-    x[1, 3] += 1.01 * away
-    x[2, 3] -= 0.99 * away
-    x[3, 4] += 9 * away
-    masked = torch.arange(12) == 3
-    found = poorly_predicted(model._fit(x, masked), masked, z)
-    assert found.tolist() == [False, True, False, False, False]
-
-
 def test_a_mode_of_hardly_any_mass_that_explains_a_masked_value_is_found() -> None:
     """Given 43 of 64 pixels of this digit, another mode has exp(−26) of the mass, but without it a
     masked pixel is 100 nats less likely. Half of the scores missed it: they scattered by 2.6 nats
@@ -285,3 +240,16 @@ def test_a_mode_of_hardly_any_mass_that_explains_a_masked_value_is_found() -> No
     stated = (variances + (0.5 * doubtful).square()).mean().sqrt()
     assert doubtful.mean() < 0.05
     assert values.std() < 3 * stated
+
+
+def test_the_error_of_a_choice_is_that_of_a_sample_without_replacement() -> None:
+    """Rough values that are all equal tell nothing, and a sample of all has no error."""
+    values, chosen = torch.arange(10.0).double() ** 2, torch.arange(0, 50, 5)
+    found, error = _regressed(values, torch.ones(50).double(), chosen)
+    expected = torch.full((50,), values.mean().item()).double()
+    expected[chosen] = values
+    assert torch.allclose(found, expected)
+    scatter = (values - values.mean()).square().sum().item() / 8
+    assert error.item() == pytest.approx(scatter / 10 * (1 - 10 / 50))
+    _, none = _regressed(values, torch.ones(10).double(), torch.arange(10))
+    assert none == 0

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from mptcore.data.dataset import load_arrays
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.vae.build import build_vae
+from mptcore.families.vae.networks import Encoder
+from mptcore.families.vae.run import collapse
 from mptcore.families.vae.trainer import VaeTrainer
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
@@ -385,3 +387,25 @@ def test_recording_does_not_change_training() -> None:
     for objective in ("elbo", "mpt"):
         ends = [metric(f, "kl", seed=0, objective=objective).value for f in (often, seldom)]
         assert ends[0] == ends[1]
+
+
+def test_a_dimension_is_active_above_its_bound() -> None:
+    """A mean of 0.2 has a KL of 0.02 nats, one of 0.1 of 0.005."""
+    encoder = Encoder(nn.Identity(), 1, 3)
+    with torch.no_grad():
+        encoder.head.weight.zero_()
+        encoder.head.bias.copy_(torch.tensor([0.2, 0.1, 0.0, 0, 0, 0]))
+    found = list(collapse(encoder, torch.zeros(5000, 1), {"seed": 1}))
+    kl, active = found
+    assert isinstance(kl, Metric)
+    assert (kl.name, kl.std_err) == ("kl", 0)
+    assert kl.value == pytest.approx(0.025)
+    assert active == Metric("active_units", 1, 0.0, {"seed": 1})
+    with torch.no_grad():
+        encoder.head.bias.zero_()
+    *_, warning = collapse(encoder, torch.zeros(5, 1), {"seed": 1, "objective": "elbo"})
+    assert isinstance(warning, Log)
+    assert warning.level == "warning"
+    told = "collapse (seed 1, objective elbo): every latent dimension has a KL below 0.01 nats"
+    assert warning.message.startswith(told)
+    assert "train longer" in warning.message

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.calibration import ascent
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
-from mptcore.families.vae.vae import ascend
-from mptcore.specs import Importance, Recursive, VaeTrain
-from tests.mptcore.families.vae.test_sampling import linear_gaussian, simulated
+from mptcore.specs import Importance, VaeTrain
 from tests.support.runs import std_err_of, value_of
+from tests.support.vaes import linear_gaussian, simulated
 
 
 def start_of() -> TrainingStart:
@@ -40,26 +39,6 @@ def test_fitting_the_encoder_does_not_change_the_decoder() -> None:
     assert all(parameter.requires_grad for parameter in vae.decoder.parameters())
 
 
-def test_an_ascent_restarts_if_its_second_part_does_not_fit_in_memory() -> None:
-    """The repeated step uses nothing of the first part, and the same draws as at first."""
-    x, module = torch.arange(12.0).view(6, 2), nn.Linear(2, 1, bias=False)
-    seen: list[int] = []
-    begun: list[int] = []
-
-    def objective(some: Tensor) -> Tensor:
-        seen.append(len(some))
-        if len(some) > 3 or len(seen) == 3:
-            raise torch.OutOfMemoryError
-        found: Tensor = module(some).mean()
-        return found
-
-    value = ascend(objective, (x,), module, lambda: begun.append(len(seen)))
-    assert seen == [6, 3, 3, 2, 1, 2, 1]
-    assert begun == [0, 1, 3]
-    assert value.item() == pytest.approx(module(x).mean().item())
-    torch.testing.assert_close(module.weight.grad, -x.mean(0)[None])
-
-
 def test_the_error_of_the_elbo_is_calibrated() -> None:
     """Over 200 repeats: a spread of the points as large as their errors say."""
     start = start_of()
@@ -71,17 +50,6 @@ def test_the_error_of_the_elbo_is_calibrated() -> None:
     told = math.sqrt(mean(std_err_of(point) ** 2 for point in points))
     assert 0.8 < stdev(map(value_of, points)) / told < 1.25
     assert all(point.n == 2 for point in points)
-
-
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_a_recursion_has_the_requested_rounds(rounds: int) -> None:
-    """Each encodes once."""
-    vae = linear_gaussian(Recursive(method="recursive", rounds=rounds, draws=2), exact=True)
-    encoded: list[Any] = []
-    vae.encoder.register_forward_hook(lambda *args: encoded.append(args))
-    x, _ = simulated(vae, 3)
-    vae.conditional(x, torch.arange(12) < 4, torch.Generator())
-    assert len(encoded) == rounds
 
 
 def trainer_of(objective: Any, **spec: Any) -> VaeTrainer:

@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from mptcore.estimation.model import Evidence
 from mptcore.families.vae import ais
-from mptcore.families.vae.ais import Annealing
+from mptcore.families.vae.ais import ADVICE, AGREE, Annealing, _by_chains, compared
+from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampled import SampledVae
 from mptcore.runtime.state import Records
-from mptcore.specs import Ais, Importance
-from tests.mptcore.families.vae.test_sampling import density_of, linear_gaussian, simulated
+from mptcore.specs import Ais, Importance, Recursive
 from tests.support.runs import result_of
+from tests.support.vaes import density_of, linear_gaussian, normal, prior_of, simulated
 
 N = 30
 
@@ -132,3 +134,50 @@ def test_reverse_chains_start_at_the_latent_values_of_the_simulation(
     parts, drawn_with = zip(*Recorded.backward_of, strict=True)
     assert torch.equal(torch.cat(parts), x)
     assert torch.equal(torch.cat(drawn_with), z)
+
+
+@pytest.mark.slow
+def test_annealing_brackets_the_lml() -> None:
+    """Forward from below, backward from above (Grosse et al. 2015), both within their errors; that
+    of the backward chains, which share their start, is the spread over observations."""
+    model = linear_gaussian(Recursive(method="recursive"), exact=True)
+    x, z = simulated(model, 40)
+    truths = density_of(model).log_prob(x)
+    for proposal in (
+        model.evidence_proposal(x, 100, torch.Generator(), is_final=True),
+        prior_of(x),
+    ):
+        near = len(proposal.log_shares) > 2
+        spec = Ais(temperatures=30 if near else 300, chains=8, leapfrog_steps=4)
+        annealing = Annealing(model, x, spec, proposal, torch.Generator().manual_seed(5))
+        result_of(annealing.tune())
+        below = weight_evidence([summary_of(result_of(annealing.forward()))], advice="")
+        assert below.value == pytest.approx(truths.mean().item(), abs=4 * below.std_err)
+        gaps = -summary_of(result_of(annealing.backward(z))).log_mean - truths
+        error = gaps.std().item() / math.sqrt(len(x))
+        assert error < (0.05 if near else 0.2)
+        assert gaps.mean().item() == pytest.approx(0, abs=4 * error)
+
+
+def test_doubtful_chains_add_nothing_to_the_error() -> None:
+    """Few chains have an effective sample size that is not in doubt."""
+    summary = summary_of((1 + 0.1 * normal(500, 40).abs()).log())
+    summary.doubtful[7] = 1
+    found = _by_chains([summary])
+    assert found.std_err == weight_evidence([summary], advice="", doubtful_error=0.0).std_err < 0.01
+    summary.doubtful[:] = 1
+    assert str(_by_chains([summary]).not_final_reason).endswith(ais.ADVICE)
+
+
+def test_the_lower_of_two_estimates_that_disagree_is_not_final() -> None:
+    """It keeps a reason of its own."""
+    gap = AGREE * 5.0  # their errors together are 5
+    of_chains, of_weights = Evidence(0.0, 3.0), Evidence(-gap, 4.0)
+    assert compared(of_chains, of_weights) == (of_chains, of_weights)
+    _, below = compared(of_chains, Evidence(-gap - 0.1, 4.0))
+    assert "annealing finds more" in (below.not_final_reason or "")
+    below, other = compared(Evidence(-gap - 0.1, 3.0), Evidence(0.0, 4.0))
+    assert (below.not_final_reason or "").endswith(ADVICE)
+    assert other.not_final_reason is None
+    below, _ = compared(Evidence(-gap - 0.1, 3.0, "its own"), Evidence(0.0, 4.0))
+    assert below.not_final_reason == "its own"

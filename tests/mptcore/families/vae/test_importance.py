@@ -16,7 +16,10 @@ from mptcore.families.vae.importance import (
     summary_of,
     weight_evidence,
 )
-from mptcore.families.vae.proposal import Proposal
+from mptcore.families.vae.proposal import Fit, Proposal
+from mptcore.families.vae.sampled import SampledVae
+from mptcore.specs import Importance, Recursive
+from tests.support.vaes import N, density_of, linear_gaussian, simulated
 
 
 def uniform(*shape: int) -> Tensor:
@@ -159,3 +162,41 @@ def test_an_lml_that_its_own_draws_alone_doubt_is_final() -> None:
     unsure = weight_evidence([summary_of(weights)], advice="")
     assert unsure.not_final_reason is not None
     assert "30% of its terms" in unsure.not_final_reason
+
+
+def log_weights_of(model: SampledVae, x: Tensor, samples: int, draws: torch.Generator) -> Tensor:
+    """Return log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples,
+    N)."""
+    proposal = model.evidence_proposal(x, samples, draws, is_final=False)
+    fit = Fit(model.decoder, model.likelihood, x, torch.ones_like(x), shared_mask=True)
+    return Sampler(fit, model.rows(1), draws).draw(proposal, samples)[1]
+
+
+def test_the_jackknife_removes_the_bias_of_few_draws() -> None:
+    """The mean over many observations and repeats: below the truth without it."""
+    model = linear_gaussian(Importance(method="importance"), exact=False)
+    x, _ = simulated(model, N)
+    truth = density_of(model).log_prob(x)
+    draws = torch.Generator().manual_seed(1)
+    found = [summary_of(log_weights_of(model, x, 16, draws)) for _ in range(200)]
+    raw = torch.stack([one.log_mean for one in found]) - truth
+    corrected = torch.stack([one.debiased for one in found]) - truth
+    error = raw.std().item() / math.sqrt(raw.numel())
+    assert raw.mean().item() < -5 * error
+    assert abs(corrected.mean().item()) < 4 * error
+    left = torch.stack([one.bias for one in found]).mean().item()
+    assert abs(left) < 4 * error
+
+
+def test_the_error_of_the_evidence_is_calibrated() -> None:
+    model = linear_gaussian(Recursive(method="recursive"), exact=False)
+    x, _ = simulated(model, 5)
+    truth = density_of(model).log_prob(x).mean().item()
+    draws = torch.Generator().manual_seed(1)
+    found = [
+        weight_evidence([summary_of(log_weights_of(model, x, 100, draws))], advice="")
+        for _ in range(200)
+    ]
+    z = torch.tensor([(one.value - truth) / one.std_err for one in found])
+    assert z.mean().abs() < 4 / math.sqrt(len(z))
+    assert 0.85 < z.std() < 1.15
