@@ -110,7 +110,7 @@ class VaeTrainer:
         for start, generator in zip(self.starts, self.draws, strict=True):
             start_masks, x = masks[start.seed], start.x[rows[start.seed]]
             recorded = [] if points is None else list(self._recorded(start, x, start_masks))
-            objective = self._descent(start, x, start_masks, generator)
+            objective = self._objective(start, x, start_masks, generator)
             losses.append(-objective)
             if points is not None:
                 points += [*self._points_of_step(start, objective), *recorded]
@@ -124,17 +124,23 @@ class VaeTrainer:
         for rows in self.rows.epoch():
             yield dict(zip(self.seeds, sent(torch.stack(rows), self.device), strict=True))
 
-    def _descent(
+    def _objective(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Return the objective of a start, and add the gradient of its descent to the
-        parameters."""
+        """Return the objective of a start, and add the gradient of its ascent to the parameters, in
+        parts if memory is short."""
         vae = start.vae
         match start.objective:
             case "mpt":
-                objective = self._score_ascent(start, x, masks, generator)
+                state = generator.get_state()  # in parts, each mask has the same draws
+                score = ascend(
+                    lambda part: self.dim * vae.score(x, part, generator),
+                    (masks,),
+                    vae,
+                    lambda: generator.set_state(state),
+                )
                 vae.fit_encoder(x, generator)
-                return objective
+                return score
             case "elbo":
                 rows = x, vae.normal(x, generator)
                 return ascend(lambda *part: vae.elbo(*part).mean(), rows, vae)
@@ -142,19 +148,6 @@ class VaeTrainer:
                 return ascend(lambda part: vae.log_marginal(part).mean(), (x,), vae)
             case _:
                 assert_never(start.objective)
-
-    def _score_ascent(
-        self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        """Return the score, and add its gradient, in parts of the masks. Each mask has the same
-        draws as without parts."""
-        state = generator.get_state()
-        return ascend(
-            lambda part: self.dim * start.vae.score(x, part, generator),
-            (masks,),
-            start.vae,
-            lambda: generator.set_state(state),
-        )
 
     @torch.no_grad()
     def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:

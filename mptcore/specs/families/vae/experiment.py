@@ -176,9 +176,9 @@ class VaeExperiment(VectorExperiment):
 
     def memory_estimate(self) -> int:
         numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
-        together = GPU_BATCH_BYTES if self.compute.device != "cpu" else 0
-        own = self._number_bytes() * (3 * self.data.n * self.data.dim + numbers)
-        return own + together + 2**28
+        batch_bytes = GPU_BATCH_BYTES if self.compute.device != "cpu" else 0
+        numbers += 3 * self.data.n * self.data.dim
+        return self._number_bytes() * numbers + batch_bytes + 2**28
 
     def _number_bytes(self) -> int:
         return 8 if self.compute.precision == "float64" else 4
@@ -202,16 +202,16 @@ class VaeExperiment(VectorExperiment):
     def _sampling_numbers(self) -> int:
         """Return the number of activations of a training step, and of the smallest batch that is
         scored."""
-        each = self.model.numbers_per_observation(self.data.dim)
+        width = self.model.numbers_per_observation(self.data.dim)
         rows, masks = self._step()
-        draws, ais = self._places(self.model.conditionals), self.evaluate.ais
+        draws, ais = self._latent_values(self.model.conditionals), self.evaluate.ais
         latent_dim = self.model.latent_dim  # derivatives are as large as this number of draws
         # Memory kept for the gradient, and memory for the part that is being computed.
-        numbers = rows * each * (4 * masks * self._train_places() + latent_dim)
-        numbers += 6 * max(draws, MAX_STARTS * latent_dim) * each
-        return numbers + (6 * ais.chains * each if ais else 0)
+        numbers = rows * width * (4 * masks * self._train_latent_values() + latent_dim)
+        numbers += 6 * max(draws, MAX_STARTS * latent_dim) * width
+        return numbers + (6 * ais.chains * width if ais else 0)
 
-    def _places(self, method: Spec) -> int:
+    def _latent_values(self, method: Spec) -> int:
         """Return the number of values of z for a conditional or the LML of one observation."""
         if isinstance(method, Grid):
             return method.size(self.model.latent_dim)
@@ -220,22 +220,24 @@ class VaeExperiment(VectorExperiment):
         assert isinstance(method, Importance | Recursive)
         return method.draws
 
-    def _train_places(self) -> int:
+    def _train_latent_values(self) -> int:
         """Return the number of values of z for a conditional in a training step."""
         method = self.model.conditionals
-        return method.train_draws if isinstance(method, Importance) else self._places(method)
+        return method.train_draws if isinstance(method, Importance) else self._latent_values(method)
 
     def work(self) -> int:
         """Estimate how often an output of the decoder is computed or read."""
         method, train = self.lml_method(), self.train
         curves = 1 + len(train.curve_at if train else ())
-        scored = self._places(method if self.has_grid else self.model.conditionals)
-        places = curves * (self.evaluate.count(self.data.dim) * scored + self._places(method))
+        scored = self._latent_values(method if self.has_grid else self.model.conditionals)
+        latent_values = curves * (
+            self.evaluate.count(self.data.dim) * scored + self._latent_values(method)
+        )
         if train is not None:
-            trained = self._step()[1] * self._train_places()
+            trained = self._step()[1] * self._train_latent_values()
             recorded = train.epochs // train.evaluate_every + 1
-            places += train.epochs * trained + recorded * train.lml_samples
-        work = self.data.n * places
+            latent_values += train.epochs * trained + recorded * train.lml_samples
+        work = self.data.n * latent_values
         if (ais := self.evaluate.ais) is not None:
             chains = (ais.observations + 2 * ais.simulated) * ais.chains
             work += 2 * ais.temperatures * ais.leapfrog_steps * chains

@@ -267,7 +267,9 @@ def grid_problems(method: Spec | None, latent_dim: int, pointer: str) -> list[Pr
         )
         return [Problem(f"{pointer}/method", detail)]
     if method.doubled().size(latent_dim) > MAX_NODES:
-        most = math.floor(MAX_NODES ** (1 / latent_dim) / 2 + 1e-9)
-        detail = f"at most {most} for each of {latent_dim} latent dimensions, not {method.nodes}"
+        max_nodes = math.floor(MAX_NODES ** (1 / latent_dim) / 2 + 1e-9)
+        detail = (
+            f"at most {max_nodes} for each of {latent_dim} latent dimensions, not {method.nodes}"
+        )
         return [Problem(f"{pointer}/nodes", detail)]
     return []

@@ -87,18 +87,18 @@ def test_a_step_split_for_memory_has_the_same_draws(
     start, score = trainer.starts[0], trainer.starts[0].vae.score
     masks = torch.arange(12) < torch.tensor([[4], [7]])
 
-    def refused(x: Tensor, some: Tensor, generator: torch.Generator) -> Tensor:
-        found = score(x, some, generator)
-        if len(some) > 1:
+    def refused(x: Tensor, part: Tensor, generator: torch.Generator) -> Tensor:
+        value = score(x, part, generator)
+        if len(part) > 1:
             raise torch.OutOfMemoryError
-        return found
+        return value
 
-    def ascended() -> float:
-        return trainer._score_ascent(start, start.x, masks, torch.Generator().manual_seed(3)).item()
+    def objective() -> float:
+        return trainer._objective(start, start.x, masks, torch.Generator().manual_seed(3)).item()
 
-    whole = ascended()
+    in_one_part = objective()
     monkeypatch.setattr(start.vae, "score", refused)
-    assert ascended() == pytest.approx(whole, rel=1e-6)
+    assert objective() == pytest.approx(in_one_part, rel=1e-6)
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(None, 1), (10, 3), (20, 2)])
