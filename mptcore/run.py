@@ -26,9 +26,9 @@ from mptcore.specs import (
 )
 
 KERNELS = (
-    "mptcore.families.linear_gaussian.step_kernels",
-    "mptcore.families.linear_gaussian.kernels",
-    "mptcore.families.linear_gaussian.dense_kernels",
+    "mptcore.families.linear_gaussian.kernels.train",
+    "mptcore.families.linear_gaussian.kernels.low_rank",
+    "mptcore.families.linear_gaussian.kernels.dense",
     "mptcore.estimation.kernels",
 )
 """Modules of compiled loops. The first takes longer to compile than the others together."""

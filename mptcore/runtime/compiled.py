@@ -1,7 +1,8 @@
 """Compile loops with numba, and decide whether a process uses them.
 
 Compiled code is kept beside the module it belongs to, in `__pycache__`. Where that folder cannot be
-written, as in a container with a read-only file system, it is still read from there.
+written, as in a container with a read-only file system, it is still read from there. It contains
+the loops of other modules that it calls, so these stand in the same folder.
 """
 
 import os
@@ -92,9 +93,10 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
 
 
 def _up_to_date(source: Path, kept: Path) -> set[Path]:
-    """Return the files with compiled code of a module that are newer than all kernel modules beside
-    it. Numba alone would use code compiled before these changed."""
-    sources = [Path(__file__), source, *source.parent.glob("*kernels.py")]
+    """Return the files with compiled code of a module that are newer than this file and all modules
+    beside it. Their loops are compiled into those that call them, and numba alone would use code
+    compiled before these changed."""
+    sources = [Path(__file__), *source.parent.glob("*.py")]
     changed = max(file.stat().st_mtime for file in sources)
     found = kept.glob(f"{source.stem}.*.nb?")
     return {file for file in found if file.stat().st_mtime >= changed}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mptcore.runtime.compiled import in_threads, kernels
 
-KERNELS = "mptcore.families.linear_gaussian.kernels"
-DENSE_KERNELS = "mptcore.families.linear_gaussian.dense_kernels"
+KERNELS = "mptcore.families.linear_gaussian.kernels.low_rank"
+DENSE_KERNELS = "mptcore.families.linear_gaussian.kernels.dense"
 MAX_LATENT_DIM = 32
 MAX_TABLE = 2**21
 """Maximum number of products in a table. Torch is faster beyond: it reads a table once for many

@@ -9,7 +9,7 @@ from mptcore.families.linear_gaussian.kernel_tables import MAX_LATENT_DIM, produ
 from mptcore.families.linear_gaussian.solver import ScoreGradient
 from mptcore.runtime.compiled import in_threads, kernels
 
-KERNELS = "mptcore.families.linear_gaussian.step_kernels"
+KERNELS = "mptcore.families.linear_gaussian.kernels.train"
 PART = 128
 """Number of masks of a start whose gradients are added first, so that the order is fixed."""
 MAX_STEP_TABLE = 2**16

@@ -149,11 +149,32 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert run_code(code, folder, {}).stdout.split() == ["0"]
 
 
-def test_code_compiled_before_another_module_of_kernels_changed_is_not_used(folder: Path) -> None:
-    """A kernel contains the loops that it imports."""
+def test_code_compiled_before_a_loop_that_it_calls_changed_is_not_used(folder: Path) -> None:
+    """Numba itself looks only at the file of the kernel."""
+    begin, kernel = LOOPS.split("@kernel")
+    (folder / "sums.py").write_text(begin)
+    (folder / "loops.py").write_text(
+        f"from mptcore.runtime.compiled import kernel\nfrom sums import twice\n@kernel{kernel}"
+    )
     assert run_code(USE, folder, {}).stdout.split() == ["1"]
     assert run_code(USE, folder, {}).stdout.split() == ["1", "0"]
-    later = time.time() + 60
-    (folder / "other_kernels.py").touch()
-    os.utime(folder / "other_kernels.py", (later, later))
+    (folder / "sums.py").write_text(begin.replace("2 * x", "3 * x"))
+    changed_later(folder / "sums.py")
+    assert run_code(USE.replace("8.0", "12.0"), folder, {}).stdout.split() == ["1"]
+
+
+def test_code_compiled_in_another_way_is_not_used(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """compiled.py has the options of the compiler."""
     assert run_code(USE, folder, {}).stdout.split() == ["1"]
+    compiling = tmp_path_factory.mktemp("runtime") / "compiled.py"
+    compiling.touch()
+    changed_later(compiling)
+    code = f"import mptcore.runtime.compiled as module\nmodule.__file__ = {str(compiling)!r}\n"
+    assert run_code(code + USE, folder, {}).stdout.split() == ["1"]
+
+
+def changed_later(file: Path) -> None:
+    later = time.time() + 60
+    os.utime(file, (later, later))

@@ -3,14 +3,15 @@
 import ast
 import math
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from mptcore.estimation import kernels as kernels_of_masks
 from mptcore.families.linear_gaussian import kernel_tables, step_gradient
+from mptcore.families.linear_gaussian import kernels as kernels_of_family
 from mptcore.families.linear_gaussian.kernel_tables import MAX_LATENT_DIM
 from mptcore.families.linear_gaussian.moment_solvers import (
     DenseSolver,
@@ -19,7 +20,6 @@ from mptcore.families.linear_gaussian.moment_solvers import (
 )
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment
 from mptcore.families.linear_gaussian.solver import ScoreGradient
-from mptcore.run import KERNELS
 from mptcore.runtime.compiled import kernels
 
 SHAPES = [(1, 1, 1), (5, 1, 1), (7, 3, 2), (33, 5, 6), (64, 2, 3), (200, 5, 6), (530, 2, 3)]
@@ -213,17 +213,14 @@ def test_gradients_of_two_threads_are_those_of_one() -> None:
     assert torch.equal(together.loadings, alone.loadings)
 
 
-PARTS = [f"mptcore.families.linear_gaussian.{name}_kernels" for name in ("gradient", "shared")]
+FILES = [*Path(kernels_of_family.__path__[0]).glob("*.py"), Path(kernels_of_masks.__file__)]
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *PARTS])
-def test_rows_are_taken_by_their_index(name: str) -> None:
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_rows_are_taken_by_their_index(file: Path) -> None:
     """Rows that are unpacked (`a, b = work`) are no contiguous arrays to numba, and loops over them
     are several times slower."""
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text())
+    tree = ast.parse(file.read_text())
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     unpacked = [
         ast.unparse(one)

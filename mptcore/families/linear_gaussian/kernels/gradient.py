@@ -1,6 +1,6 @@
-"""Loops that compute the score of masks and its gradient, as parts of `step_kernels`.
+"""Loops that compute the score of masks and its gradient, as parts of `train`.
 
-The score depends on loadings, noise and data only through the table of products in `shared_kernels`
+The score depends on loadings, noise and data only through the table of products in `blocks`
 and C_jj / psi_j. So its derivatives go backwards through these: the factors of v_j and e_j lead to
 the products of a masked dimension, and the sums over R to those of an observed one.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mptcore.families.linear_gaussian.shared_kernels import (
+from mptcore.families.linear_gaussian.kernels.blocks import (
     LANES,
     Bools,
     Doubles,

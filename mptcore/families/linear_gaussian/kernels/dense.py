@@ -1,6 +1,6 @@
 """Compiled loops that score masks by moments of full rank, from the smaller side of each mask.
 
-In units of each dimension's noise as in `shared_kernels`, with C the moment, R the observed and M
+In units of each dimension's noise as in `blocks`, with C the moment, R the observed and M
 the masked dimensions, Σ = A_R⁻¹ and
     B = Σ_i∈R w_i C[i, :]                       (K, D)
     G = Σ_j∈R B[:, j] w_jᵀ                      (K, K)
@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptcore.families.linear_gaussian.shared_kernels import (
+from mptcore.families.linear_gaussian.kernels.blocks import (
     LANES,
     Bools,
     Doubles,

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from mptcore.families.linear_gaussian.gradient_kernels import gradient, log_prob, space_for
-from mptcore.families.linear_gaussian.shared_kernels import Bools, Doubles
+from mptcore.families.linear_gaussian.kernels.blocks import Bools, Doubles
+from mptcore.families.linear_gaussian.kernels.gradient import gradient, log_prob, space_for
 from mptcore.runtime.compiled import inlined, kernel
 
 

@@ -1,6 +1,6 @@
 """Compiled loops that score masks by moments of low rank, each mask in the processor's caches.
 
-They use the sums and terms of `shared_kernels`. If few dimensions are masked, only their terms are
+They use the sums and terms of `blocks`. If few dimensions are masked, only their terms are
 computed; else those of all.
 
 Threads share no sum, and a mask's numbers are added in one fixed order. So scores do not depend on
@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptcore.families.linear_gaussian.shared_kernels import (
+from mptcore.families.linear_gaussian.kernels.blocks import (
     LANES,
     Bools,
     Doubles,
