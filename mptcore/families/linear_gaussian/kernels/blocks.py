@@ -44,8 +44,8 @@ def inverse(
                 for b in range(LANES):
                     factor[i, j, b] -= factor[i, k, b] * factor[j, k, b]
             for b in range(LANES):
-                own = factor[i, j, b]
-                factor[i, j, b] = 1 / math.sqrt(own) if i == j else own * factor[j, j, b]
+                value = factor[i, j, b]
+                factor[i, j, b] = 1 / math.sqrt(value) if i == j else value * factor[j, j, b]
     for j in range(size):  # L⁻¹ in place of L, whose diagonal is inverted already
         for i in range(j + 1, size):
             for b in range(LANES):
@@ -67,53 +67,54 @@ def inverse(
 
 
 @inlined()
-def observe(
+def sum_observed(
     rows: Doubles,  # (D, T)
     total: Doubles,  # (T,)
     masked: Bools,  # (D,)
-    places: NDArray[np.int64],  # (D + 1,), output: the dimensions of the smaller side first
-    seen: Doubles,  # (T,), output
+    indices: NDArray[np.int64],  # (D + 1,), output: the dimensions of the smaller side first
+    sums: Doubles,  # (T,), output
 ) -> int:
     """Sum the products of the observed dimensions, over the smaller side of a mask: the masked ones
     if these are at most half. Return the size of the mask."""
     size = count = 0
     for j in range(len(masked)):
         size += masked[j]
-    by_masked = 2 * size <= len(masked)
-    if by_masked:
+    is_masked_smaller = 2 * size <= len(masked)
+    if is_masked_smaller:
         for j in range(len(masked)):
-            places[count] = j
+            indices[count] = j
             count += masked[j]
     else:
         for j in range(len(masked)):
-            places[count] = j
+            indices[count] = j
             count += not masked[j]
-    for t in range(len(seen)):
-        seen[t] = 0.0
-    whole = count - count % 4
-    for i in range(0, whole, 4):
-        j0, j1, j2, j3 = places[i], places[i + 1], places[i + 2], places[i + 3]
-        for t in range(len(seen)):
-            seen[t] += (rows[j0, t] + rows[j1, t]) + (rows[j2, t] + rows[j3, t])
-    for i in range(whole, count):
-        j0 = places[i]
-        for t in range(len(seen)):
-            seen[t] += rows[j0, t]
-    if by_masked:
-        for t in range(len(seen)):
-            seen[t] = total[t] - seen[t]
+    for t in range(len(sums)):
+        sums[t] = 0.0
+    unrolled = count - count % 4
+    for i in range(0, unrolled, 4):
+        j0, j1, j2, j3 = indices[i], indices[i + 1], indices[i + 2], indices[i + 3]
+        for t in range(len(sums)):
+            sums[t] += (rows[j0, t] + rows[j1, t]) + (rows[j2, t] + rows[j3, t])
+    for i in range(unrolled, count):
+        j0 = indices[i]
+        for t in range(len(sums)):
+            sums[t] += rows[j0, t]
+    if is_masked_smaller:
+        for t in range(len(sums)):
+            sums[t] = total[t] - sums[t]
     return size
 
 
 @inlined()
 def solve(
-    seen: Doubles,  # (T, LANES)
+    sums: Doubles,  # (T, LANES)
     latent_dim: int,
     work: Doubles,  # (2, K, K, LANES), overwritten
     gain: Doubles,  # (K, Q, LANES), output: M
     terms: Doubles,  # (T, LANES), output: factors of a dimension's products in e_j
     variances: Doubles,  # (T, LANES), output: those in v_j
 ) -> None:
+    """Write the factors of all dimensions' products from the sums over R."""
     information, posterior = work[0], work[1]
     rank = gain.shape[1]
     square = latent_dim * (latent_dim + 1) // 2
@@ -121,7 +122,7 @@ def solve(
     for a in range(latent_dim):
         for c in range(a, latent_dim):
             for b in range(LANES):
-                information[c, a, b] = seen[t, b]
+                information[c, a, b] = sums[t, b]
             t += 1
         for b in range(LANES):
             information[a, a, b] += 1.0
@@ -132,7 +133,7 @@ def solve(
             t = square + c * rank + q
             for a in range(latent_dim):
                 for b in range(LANES):
-                    gain[a, q, b] += posterior[a, c, b] * seen[t, b]
+                    gain[a, q, b] += posterior[a, c, b] * sums[t, b]
     t = 0
     for a in range(latent_dim):
         for c in range(a, latent_dim):
@@ -161,29 +162,29 @@ def add_squares(
     residual: Doubles,  # (width,), added to
 ) -> None:
     """Add the first `count` rows of a block, each times its terms."""
-    whole = count - count % 4
-    for t in range(0, whole, 4):
+    unrolled = count - count % 4
+    for t in range(0, unrolled, 4):
         a0, a1, a2, a3 = variances[t], variances[t + 1], variances[t + 2], variances[t + 3]
         b0, b1, b2, b3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
         for j in range(block.shape[1]):
             p0, p1, p2, p3 = block[t, j], block[t + 1, j], block[t + 2, j], block[t + 3, j]
             variance[j] += (a0 * p0 + a1 * p1) + (a2 * p2 + a3 * p3)
             residual[j] += (b0 * p0 + b1 * p1) + (b2 * p2 + b3 * p3)
-    t = whole
-    if count - whole == 3:
+    t = unrolled
+    if count - unrolled == 3:
         a0, a1, a2 = variances[t], variances[t + 1], variances[t + 2]
         b0, b1, b2 = terms[t], terms[t + 1], terms[t + 2]
         for j in range(block.shape[1]):
             p0, p1, p2 = block[t, j], block[t + 1, j], block[t + 2, j]
             variance[j] += (a0 * p0 + a1 * p1) + a2 * p2
             residual[j] += (b0 * p0 + b1 * p1) + b2 * p2
-    if count - whole == 2:
+    if count - unrolled == 2:
         a0, a1, b0, b1 = variances[t], variances[t + 1], terms[t], terms[t + 1]
         for j in range(block.shape[1]):
             p0, p1 = block[t, j], block[t + 1, j]
             variance[j] += a0 * p0 + a1 * p1
             residual[j] += b0 * p0 + b1 * p1
-    if count - whole == 1:
+    if count - unrolled == 1:
         a0, b0 = variances[t], terms[t]
         for j in range(block.shape[1]):
             p0 = block[t, j]
@@ -192,7 +193,7 @@ def add_squares(
 
 
 @inlined()
-def begin(
+def begin_block(
     diagonal: Doubles,  # (width,)
     hidden: Bools,  # at most width
     variance: Doubles,  # (width,), output
@@ -225,9 +226,9 @@ def sum_of_logs(
                 product[j] *= variance[i + j]
         for j in range(4):
             product[j] *= product[j + 4]
-        whole = (product[0] * product[1]) * (product[2] * product[3])
-        if math.isfinite(whole):
-            total += math.log(whole)
+        full_product = (product[0] * product[1]) * (product[2] * product[3])
+        if math.isfinite(full_product):
+            total += math.log(full_product)
         else:
             for j in range(4):
                 total += math.log(product[j])

@@ -21,10 +21,10 @@ from mptcore.families.linear_gaussian.kernels.blocks import (
     Bools,
     Doubles,
     add_squares,
-    begin,
+    begin_block,
     inverse,
     misfit,
-    observe,
+    sum_observed,
 )
 from mptcore.runtime.compiled import inlined, kernel
 
@@ -33,35 +33,35 @@ from mptcore.runtime.compiled import inlined, kernel
 def cross_products(
     loadings: Doubles,  # (D, K)
     moment: Doubles,  # (D, width), columns of C
-    places: NDArray[np.int64],  # (D,), the smaller side first
+    indices: NDArray[np.int64],  # (D,), the smaller side first
     count: int,
     cross: Doubles,  # (K, width), output
 ) -> None:
-    """Sum w_i C[i, :] over the first `count` places."""
+    """Sum w_i C[i, :] over the first `count` indices."""
     latent_dim, width = cross.shape
     for a in range(latent_dim):
         for j in range(width):
             cross[a, j] = 0.0
-    whole = count - count % 4
-    for i in range(0, whole, 4):
-        c0, c1 = moment[places[i]], moment[places[i + 1]]
-        c2, c3 = moment[places[i + 2]], moment[places[i + 3]]
-        w0, w1 = loadings[places[i]], loadings[places[i + 1]]
-        w2, w3 = loadings[places[i + 2]], loadings[places[i + 3]]
+    unrolled = count - count % 4
+    for i in range(0, unrolled, 4):
+        c0, c1 = moment[indices[i]], moment[indices[i + 1]]
+        c2, c3 = moment[indices[i + 2]], moment[indices[i + 3]]
+        w0, w1 = loadings[indices[i]], loadings[indices[i + 1]]
+        w2, w3 = loadings[indices[i + 2]], loadings[indices[i + 3]]
         for a in range(0, latent_dim - 1, 2):  # each value of C is read once for two sums
-            own, other = cross[a], cross[a + 1]
+            even, odd = cross[a], cross[a + 1]
             u0, u1, u2, u3 = w0[a], w1[a], w2[a], w3[a]
             v0, v1, v2, v3 = w0[a + 1], w1[a + 1], w2[a + 1], w3[a + 1]
             for j in range(width):
-                own[j] += (u0 * c0[j] + u1 * c1[j]) + (u2 * c2[j] + u3 * c3[j])
-                other[j] += (v0 * c0[j] + v1 * c1[j]) + (v2 * c2[j] + v3 * c3[j])
+                even[j] += (u0 * c0[j] + u1 * c1[j]) + (u2 * c2[j] + u3 * c3[j])
+                odd[j] += (v0 * c0[j] + v1 * c1[j]) + (v2 * c2[j] + v3 * c3[j])
         if latent_dim % 2:
             last = latent_dim - 1
             u0, u1, u2, u3 = w0[last], w1[last], w2[last], w3[last]
             for j in range(width):
                 cross[last, j] += (u0 * c0[j] + u1 * c1[j]) + (u2 * c2[j] + u3 * c3[j])
-    for i in range(whole, count):
-        c0, w0 = moment[places[i]], loadings[places[i]]
+    for i in range(unrolled, count):
+        c0, w0 = moment[indices[i]], loadings[indices[i]]
         for a in range(latent_dim):
             for j in range(width):
                 cross[a, j] += w0[a] * c0[j]
@@ -70,52 +70,52 @@ def cross_products(
 @inlined("reassoc")
 def add_moment(
     cross: Doubles,  # (K, width), B
-    by_latent: Doubles,  # (K, width), w_j
+    loadings_t: Doubles,  # (K, width), w_j
     hidden: Bools,  # at most width
-    seen: Doubles,  # (width,), overwritten
-    found: Doubles,  # (K, K), added to: G, lower triangle
+    observed: Doubles,  # (width,), overwritten
+    latent_moment: Doubles,  # (K, K), added to: G, lower triangle
 ) -> None:
     """Add the products of a block's observed dimensions."""
     latent_dim = len(cross)
     for a in range(latent_dim):
         for j in range(len(hidden)):
-            seen[j] = 0.0 if hidden[j] else cross[a, j]
+            observed[j] = 0.0 if hidden[j] else cross[a, j]
         for c in range(a + 1):
             total = 0.0
             for j in range(len(hidden)):
-                total += seen[j] * by_latent[c, j]
-            found[a, c] += total
+                total += observed[j] * loadings_t[c, j]
+            latent_moment[a, c] += total
 
 
 @inlined()
-def spread_of(
+def quadratic_factors(
     posterior: Doubles,  # (K, K)
-    moment: Doubles,  # (K, K), lower triangle; the rest is overwritten
+    latent_moment: Doubles,  # (K, K), lower triangle; the rest is overwritten
     work: Doubles,  # (2, K, K), overwritten
     terms: Doubles,  # (T,), output
     variances: Doubles,  # (T,), output
 ) -> None:
     """Write the factors of w_j w_jᵀ, upper triangle, in e_j and in v_j."""
-    latent_dim = len(moment)
-    half, spread = work[0], work[1]
+    latent_dim = len(latent_moment)
+    half, quadratic = work[0], work[1]
     for a in range(latent_dim):
         for c in range(a):
-            moment[c, a] = moment[a, c]
+            latent_moment[c, a] = latent_moment[a, c]
         for c in range(latent_dim):
-            half[a, c] = spread[a, c] = 0.0
+            half[a, c] = quadratic[a, c] = 0.0
     for a in range(latent_dim):
         for k in range(latent_dim):
             for c in range(latent_dim):
-                half[a, c] += posterior[a, k] * moment[k, c]
+                half[a, c] += posterior[a, k] * latent_moment[k, c]
     for a in range(latent_dim):
         for k in range(latent_dim):
             for c in range(latent_dim):
-                spread[a, c] += half[a, k] * posterior[k, c]
+                quadratic[a, c] += half[a, k] * posterior[k, c]
     t = 0
     for a in range(latent_dim):
         for c in range(a, latent_dim):
             twice = 1.0 if a == c else 2.0
-            terms[t] = twice * spread[a, c]
+            terms[t] = twice * quadratic[a, c]
             variances[t] = twice * posterior[a, c]
             t += 1
 
@@ -123,7 +123,7 @@ def spread_of(
 @inlined("reassoc")
 def add_gain(
     posterior: Doubles,  # (K, K)
-    by_latent: Doubles,  # (K, width), w_j
+    loadings_t: Doubles,  # (K, width), w_j
     cross: Doubles,  # (K, width), B
     gain: Doubles,  # (width,), overwritten
     residual: Doubles,  # (width,), added to
@@ -136,7 +136,7 @@ def add_gain(
         for c in range(latent_dim):
             factor = -2 * posterior[a, c]
             for j in range(width):
-                gain[j] += factor * by_latent[c, j]
+                gain[j] += factor * loadings_t[c, j]
         for j in range(width):
             residual[j] += gain[j] * cross[a, j]
 
@@ -150,61 +150,61 @@ def moment_scores(
     blocks: Doubles,  # (blocks, T, width), the same by dimension; zero beyond D
     total: Doubles,  # (T,)
     loadings: Doubles,  # (D, K), w_j
-    by_latent: Doubles,  # (blocks, K, width), the same by dimension
+    loadings_t: Doubles,  # (blocks, K, width), the same by dimension
     moment: Doubles,  # (blocks, D, width), columns of C
-    whole: Doubles,  # (blocks, K, width), Σ_i w_i C[i, :] over all i
+    total_cross: Doubles,  # (blocks, K, width), Σ_i w_i C[i, :] over all i
     diagonal: Doubles,  # (blocks, width), C_jj
     log_noise: Doubles,  # (blocks, width)
     masked: Bools,  # (B, D)
-    found: Doubles,  # (B,), output
+    scores: Doubles,  # (B,), output
 ) -> None:
     """Write the score of each mask."""
     dim, latent_dim = loadings.shape
     products, width = rows.shape[1], blocks.shape[2]
-    seen, terms, variances = np.empty(products), np.empty(products), np.empty(products)
+    sums, terms, variances = np.empty(products), np.empty(products), np.empty(products)
     information = np.empty((latent_dim, latent_dim, LANES))
     posteriors = np.empty((latent_dim, latent_dim, LANES))
     cross = np.empty((LANES, len(blocks), latent_dim, width))
-    moments, work = np.empty((LANES, latent_dim, latent_dim)), np.empty((2, latent_dim, latent_dim))
-    posterior = np.empty((latent_dim, latent_dim))
-    places, sizes = np.empty((LANES, dim + 1), np.int64), np.empty(LANES, np.int64)
+    latent_moments = np.empty((LANES, latent_dim, latent_dim))
+    work, posterior = np.empty((2, latent_dim, latent_dim)), np.empty((latent_dim, latent_dim))
+    indices, sizes = np.empty((LANES, dim + 1), np.int64), np.empty(LANES, np.int64)
     variance, residual, product = np.empty(width), np.empty(width), np.empty(8)
     weight, gain = np.empty(width), np.empty(width)
     for first in range(0, len(masked), LANES):
         lanes = min(LANES, len(masked) - first)
         for b in range(LANES):
-            own = min(first + b, len(masked) - 1)
-            sizes[b] = observe(rows, total, masked[own], places[b], seen)
+            index = min(first + b, len(masked) - 1)
+            sizes[b] = sum_observed(rows, total, masked[index], indices[b], sums)
             t = 0
             for a in range(latent_dim):
                 for c in range(a, latent_dim):
-                    information[c, a, b] = seen[t]
+                    information[c, a, b] = sums[t]
                     t += 1
                 information[a, a, b] += 1.0
         inverse(information, posteriors)
-        moments[:] = 0.0
+        latent_moments[:] = 0.0
         for k in range(len(blocks)):  # columns of C stay in the cache for all lanes
             for b in range(lanes):
                 part = cross[b, k]
-                by_masked = 2 * sizes[b] <= dim
-                count = sizes[b] if by_masked else dim - sizes[b]
-                cross_products(loadings, moment[k], places[b], count, part)
-                if by_masked:
+                is_masked_smaller = 2 * sizes[b] <= dim
+                count = sizes[b] if is_masked_smaller else dim - sizes[b]
+                cross_products(loadings, moment[k], indices[b], count, part)
+                if is_masked_smaller:
                     for a in range(latent_dim):
                         for j in range(width):
-                            part[a, j] = whole[k, a, j] - part[a, j]
+                            part[a, j] = total_cross[k, a, j] - part[a, j]
                 hidden = masked[first + b, k * width : min(dim, (k + 1) * width)]
-                add_moment(part, by_latent[k], hidden, weight, moments[b])
+                add_moment(part, loadings_t[k], hidden, weight, latent_moments[b])
         for b in range(lanes):
             for a in range(latent_dim):
                 for c in range(latent_dim):
                     posterior[a, c] = posteriors[a, c, b]
-            spread_of(posterior, moments[b], work, terms, variances)
-            summed = 0.0
+            quadratic_factors(posterior, latent_moments[b], work, terms, variances)
+            misfits = 0.0
             for k in range(len(blocks)):
                 hidden = masked[first + b, k * width : min(dim, (k + 1) * width)]
-                begin(diagonal[k], hidden, variance, residual, weight)
+                begin_block(diagonal[k], hidden, variance, residual, weight)
                 add_squares(variances, terms, products, blocks[k], variance, residual)
-                add_gain(posterior, by_latent[k], cross[b, k], gain, residual)
-                summed += misfit(variance, residual, log_noise[k], weight, product)
-            found[first + b] = -0.5 * (math.log(2 * math.pi) + summed / sizes[b])
+                add_gain(posterior, loadings_t[k], cross[b, k], gain, residual)
+                misfits += misfit(variance, residual, log_noise[k], weight, product)
+            scores[first + b] = -0.5 * (math.log(2 * math.pi) + misfits / sizes[b])

@@ -17,18 +17,18 @@ from mptcore.families.linear_gaussian.kernels.blocks import (
     Bools,
     Doubles,
     add_squares,
-    begin,
+    begin_block,
     misfit,
-    observe,
     solve,
+    sum_observed,
     sum_of_logs,
 )
 from mptcore.runtime.compiled import inlined, kernel
 
 FEW = 4
 """Part of the dimensions, 1 / FEW, up to which masked dimensions are computed one by one. With more
-it is quicker to compute all dimensions of a block, masked or not. At least 2: `observe` lists the
-masked dimensions of at most half."""
+it is quicker to compute all dimensions of a block, masked or not. At least 2: `sum_observed` lists
+the masked dimensions of at most half."""
 
 
 @inlined("reassoc")
@@ -38,14 +38,14 @@ def misfit_of_few(
     terms: Doubles,  # (T,), those in e_j
     diagonal: Doubles,  # (D,)
     log_noise: Doubles,  # (D,)
-    places: NDArray[np.int64],  # (size,), the masked dimensions
+    indices: NDArray[np.int64],  # (size,), the masked dimensions
     variance: Doubles,  # (at least size + 7,), overwritten
     product: Doubles,  # (8,), overwritten
 ) -> float:
     """Sum log v_j + e_j / v_j over masked dimensions, one by one."""
-    total, count = 0.0, len(places)
+    total, count = 0.0, len(indices)
     for i in range(count):
-        j = places[i]
+        j = indices[i]
         row = rows[j]
         v, e = 1.0, diagonal[j]
         for t in range(len(row)):
@@ -68,63 +68,68 @@ def moment_scores(
     log_noise: Doubles,  # (blocks, width)
     latent_dim: int,
     masked: Bools,  # (B, D)
-    found: Doubles,  # (B,), output
+    scores: Doubles,  # (B,), output
 ) -> None:
     """Write the score of each mask."""
     dim, table = rows.shape
     square = latent_dim * (latent_dim + 1) // 2
     rank = (table - square) // latent_dim
     tables, of_masks = np.empty((3, table, LANES)), np.zeros((2, LANES, table))
-    seen, terms, variances = tables[0], tables[1], tables[2]
-    own_terms, own_variances = of_masks[0], of_masks[1]
+    sums, terms, variances = tables[0], tables[1], tables[2]
+    mask_terms, mask_variances = of_masks[0], of_masks[1]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     width = blocks.shape[2]
     pairs, product = np.empty((3, 2, width)), np.empty(8)
     variance, residual, weight = pairs[0], pairs[1], pairs[2]
-    few = np.empty(dim + 8)
-    places, sizes = np.empty((LANES, dim + 1), np.int64), np.empty(LANES, np.int64)
-    summed, wide = np.empty(LANES), np.empty(LANES + 1, np.int64)
-    by_dimension = diagonal.reshape(-1), log_noise.reshape(-1)
+    scratch = np.empty(dim + 8)
+    indices, sizes = np.empty((LANES, dim + 1), np.int64), np.empty(LANES, np.int64)
+    misfits, large = np.empty(LANES), np.empty(LANES + 1, np.int64)
+    flat = diagonal.reshape(-1), log_noise.reshape(-1)
     for first in range(0, len(masked), LANES):
         for b in range(LANES):
-            own = min(first + b, len(masked) - 1)
-            sizes[b] = observe(rows, total, masked[own], places[b], own_terms[b])
+            index = min(first + b, len(masked) - 1)
+            sizes[b] = sum_observed(rows, total, masked[index], indices[b], mask_terms[b])
             for t in range(table):
-                seen[t, b] = own_terms[b, t]
-        solve(seen, latent_dim, work, gain, terms, variances)
+                sums[t, b] = mask_terms[b, t]
+        solve(sums, latent_dim, work, gain, terms, variances)
         for b in range(LANES):
             for t in range(table):
-                own_terms[b, t] = terms[t, b]
+                mask_terms[b, t] = terms[t, b]
             for t in range(square):  # the rest remains zero
-                own_variances[b, t] = variances[t, b]
-        count, here = 0, min(LANES, len(masked) - first)
-        for b in range(here):
+                mask_variances[b, t] = variances[t, b]
+        count, lanes = 0, min(LANES, len(masked) - first)
+        for b in range(lanes):
             if FEW * sizes[b] <= dim:
-                summed[b] = misfit_of_few(
-                    rows, own_variances[b], own_terms[b], by_dimension[0], by_dimension[1],
-                    places[b, : sizes[b]], few, product,
+                misfits[b] = misfit_of_few(
+                    rows, mask_variances[b], mask_terms[b], flat[0], flat[1],
+                    indices[b, : sizes[b]], scratch, product,
                 )  # fmt: skip
             else:
-                summed[b], wide[count] = 0.0, b
+                misfits[b], large[count] = 0.0, b
                 count += 1
-        wide[count] = wide[count - 1]  # if their number is odd, the last has itself as its pair
+        large[count] = large[count - 1]  # if their number is odd, the last has itself as its pair
         for even in range(0, count, 2):
             for k in range(len(blocks)):
                 for i in range(2):
-                    b = wide[even + i]
+                    b = large[even + i]
                     hidden = masked[first + b, k * width : min(dim, (k + 1) * width)]
-                    begin(diagonal[k], hidden, variance[i], residual[i], weight[i])
+                    begin_block(diagonal[k], hidden, variance[i], residual[i], weight[i])
                     add_squares(
-                        own_variances[b], own_terms[b], square, blocks[k], variance[i], residual[i]
+                        mask_variances[b],
+                        mask_terms[b],
+                        square,
+                        blocks[k],
+                        variance[i],
+                        residual[i],
                     )
                 # each product is read once for two masks
                 add_squares(
-                    own_terms[wide[even]][square:], own_terms[wide[even + 1]][square:],
+                    mask_terms[large[even]][square:], mask_terms[large[even + 1]][square:],
                     table - square, blocks[k][square:], residual[0], residual[1],
                 )  # fmt: skip
                 for i in range(min(2, count - even)):
-                    summed[wide[even + i]] += misfit(
+                    misfits[large[even + i]] += misfit(
                         variance[i], residual[i], log_noise[k], weight[i], product
                     )
-        for b in range(here):
-            found[first + b] = -0.5 * (math.log(2 * math.pi) + summed[b] / sizes[b])
+        for b in range(lanes):
+            scores[first + b] = -0.5 * (math.log(2 * math.pi) + misfits[b] / sizes[b])

@@ -24,8 +24,8 @@ def score_gradients(
     first: int,
     end: int,
     scores: Doubles,  # (S · parts,), output
-    by_loadings: Doubles,  # (S · parts, D, K), output
-    by_noise: Doubles,  # (S · parts, D), output
+    grad_loadings: Doubles,  # (S · parts, D, K), output
+    grad_noise: Doubles,  # (S · parts, D), output
 ) -> None:
     """Write the mean score of parts `first` to `end` of the masks and its gradient. A part is
     `part_size` masks of a start; the mean is over `count` masks."""
@@ -37,7 +37,8 @@ def score_gradients(
         begins = item % parts * part_size
         scores[item] = gradient(
             loadings[s], noise[s], factors[s % len(factors)], diagonals[s % len(diagonals)],
-            masked[s, begins : begins + part_size], count, space, by_loadings[item], by_noise[item],
+            masked[s, begins : begins + part_size], count, space,
+            grad_loadings[item], grad_noise[item],
         )  # fmt: skip
 
 
@@ -47,14 +48,14 @@ def log_probs(
     noise: Doubles,  # (S, D)
     factors: Doubles,  # (S or 1, D, Q)
     diagonals: Doubles,  # (S or 1, D)
-    found: Doubles,  # (S,), output
+    values: Doubles,  # (S,), output
 ) -> None:
     """Write the mean over observations of log p(x) by each start."""
     starts, dim, latent_dim = loadings.shape
     space = space_for(dim, latent_dim, factors.shape[2])
     for s in range(starts):
         factor, diagonal = factors[s % len(factors)], diagonals[s % len(diagonals)]
-        found[s] = log_prob(loadings[s], noise[s], factor, diagonal, space)
+        values[s] = log_prob(loadings[s], noise[s], factor, diagonal, space)
 
 
 @kernel("f8(f8[:,::1], f8[::1], f8[::1])")
@@ -66,11 +67,11 @@ def rounding(
     """Return the bound of `rounding.rounding` with Σ_j |w_j|² in place of |W|². It is larger."""
     power, loading, largest, half = 0.0, 0.0, 0.0, 0.0
     for j in range(len(noise)):
-        own = 0.0
+        square = 0.0
         for a in range(loadings.shape[1]):
-            own += loadings[j, a] * loadings[j, a] / noise[j]
-        power += own
-        loading = max(loading, own)
+            square += loadings[j, a] * loadings[j, a] / noise[j]
+        power += square
+        loading = max(loading, square)
         largest = max(largest, data[j] / noise[j])
         half += 0.25 * data[j] / noise[j]
     terms = (1 + power) * (loading + math.sqrt(loading * half)) + largest + loading * half
@@ -81,7 +82,7 @@ def rounding(
 @inlined()
 def adam_step(
     parameter: Doubles,  # (n,), changed
-    by_parameter: Doubles,  # (n,), derivatives of the loss
+    grad: Doubles,  # (n,), derivatives of the loss
     first_moment: Doubles,  # (n,), changed
     second_moment: Doubles,  # (n,), changed
     step: int,
@@ -90,12 +91,12 @@ def adam_step(
     """Take step number `step`, from 1 on, of Adam as torch does. No sum has two products: which of
     them a compiler joins with the sum, and so the last bit, is not certain."""
     size, correction = rates[0] / (1 - rates[1] ** step), math.sqrt(1 - rates[2] ** step)
-    first_share, second_share, least = 1 - rates[1], 1 - rates[2], rates[3]
+    first_share, second_share, epsilon = 1 - rates[1], 1 - rates[2], rates[3]
     for i in range(len(parameter)):
-        own = by_parameter[i]
-        first_moment[i] += first_share * (own - first_moment[i])
-        second_moment[i] += second_share * (own * own - second_moment[i])
-        root = math.sqrt(second_moment[i]) / correction + least
+        derivative = grad[i]
+        first_moment[i] += first_share * (derivative - first_moment[i])
+        second_moment[i] += second_share * (derivative * derivative - second_moment[i])
+        root = math.sqrt(second_moment[i]) / correction + epsilon
         parameter[i] -= size * first_moment[i] / root
 
 
@@ -121,37 +122,40 @@ def train_steps(
     step: int,
     rates: Doubles,  # (4,): learning rate, both decays, epsilon
     limit: float,
-    found: Doubles,  # (3, E), output: mean score, log p of the data, and of held-out ones
+    curves: Doubles,  # (3, E), output: mean score, log p of the data, and of held-out ones
 ) -> int:
     """Take a step for each epoch from `epoch` on and return their number. Stop before a step if
-    rounding may exceed `limit`. log p is found for every `every`-th epoch. `step` is the number of
-    steps taken before."""
+    rounding may exceed `limit`. log p is computed for every `every`-th epoch. `step` is the number
+    of steps taken before."""
     dim, latent_dim = loadings.shape
     space = space_for(dim, latent_dim, factor.shape[1])
     heldout_space = space_for(dim, latent_dim, heldout_factor.shape[1])
-    noise, by_noise, by_loadings = np.empty(dim), np.empty(dim), np.empty((dim, latent_dim))
-    by_log_noise = np.empty(len(log_noise))
+    noise, grad_noise, grad_loadings = np.empty(dim), np.empty(dim), np.empty((dim, latent_dim))
+    grad_log_noise = np.empty(len(log_noise))
     for e in range(len(masked)):
         for j in range(dim):
             noise[j] = math.exp(log_noise[j % len(log_noise)])
         if not rounding(loadings, noise, data) <= limit:
             return e
-        found[0, e] = gradient(
-            loadings, noise, factor, data, masked[e], masked.shape[1], space, by_loadings, by_noise
-        )
+        curves[0, e] = gradient(
+            loadings, noise, factor, data, masked[e], masked.shape[1], space,
+            grad_loadings, grad_noise,
+        )  # fmt: skip
         if (epoch + e) % every == 0:
-            found[1, e] = log_prob(loadings, noise, factor, data, space)
+            curves[1, e] = log_prob(loadings, noise, factor, data, space)
             if len(heldout_data) > 0:
-                found[2, e] = log_prob(loadings, noise, heldout_factor, heldout_data, heldout_space)
-        by_loadings *= -dim
+                curves[2, e] = log_prob(
+                    loadings, noise, heldout_factor, heldout_data, heldout_space
+                )
+        grad_loadings *= -dim
         adam_step(
-            loadings.reshape(dim * latent_dim), by_loadings.reshape(dim * latent_dim),
+            loadings.reshape(dim * latent_dim), grad_loadings.reshape(dim * latent_dim),
             loadings_first.reshape(dim * latent_dim), loadings_second.reshape(dim * latent_dim),
             step + e + 1, rates,
         )  # fmt: skip
         if learns_noise:
-            by_log_noise[:] = 0.0
+            grad_log_noise[:] = 0.0
             for j in range(dim):
-                by_log_noise[j % len(log_noise)] -= dim * by_noise[j] * noise[j]
-            adam_step(log_noise, by_log_noise, noise_first, noise_second, step + e + 1, rates)
+                grad_log_noise[j % len(log_noise)] -= dim * grad_noise[j] * noise[j]
+            adam_step(log_noise, grad_log_noise, noise_first, noise_second, step + e + 1, rates)
     return len(masked)
