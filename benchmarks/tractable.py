@@ -15,7 +15,7 @@ from benchmarks import direct
 from benchmarks.table import Benchmark, Row, SkippedError
 from mptcore.data.dataset import Dataset, load_arrays
 from mptcore.estimation.masks import draw_masks
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric

@@ -4,7 +4,7 @@ masks of all sizes, and of their sum, by noise precision. Eight digits are promi
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver, solver_for
 from mptcore.families.linear_gaussian.solver import Solver

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Model
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.vae.grid import GridVae, grid_evidence

@@ -13,7 +13,7 @@ from mptcore.data.dataset import Dataset
 from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import score_sizes
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer

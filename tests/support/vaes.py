@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.calibration.vae import CASES, Case
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.linear_gaussian.solver import Solver

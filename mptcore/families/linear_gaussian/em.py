@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
+from mptcore.families.linear_gaussian.density import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import patterns_of
 from mptcore.families.linear_gaussian.quasi_newton import Slope, climb
 from mptcore.protocol.records import RunError

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
+from mptcore.families.linear_gaussian.density import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, Likelihood, iterate
-from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as ppca_maximum_likelihood
 from mptcore.families.linear_gaussian.quasi_newton import Slope

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.linear_gaussian import kernel_tables, step_gradient
-from mptcore.families.linear_gaussian.gaussian import LOG_2PI
+from mptcore.families.linear_gaussian.density import LOG_2PI
 from mptcore.families.linear_gaussian.kernel_tables import KernelTables
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
 from mptcore.families.linear_gaussian.solver import ScoreGradient, Solver

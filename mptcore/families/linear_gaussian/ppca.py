@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import data_factor, second_moment
 from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.weights import kept_density

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LOG_2PI
+from mptcore.families.linear_gaussian.density import LOG_2PI
 from mptcore.families.linear_gaussian.moments import FactoredMoment, compressed
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.solver import Solver

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moment_solvers import DenseSolver, FactoredSolver
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,

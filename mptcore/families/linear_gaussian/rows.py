@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.data.saved_facts import ROW, id_columns
-from mptcore.families.linear_gaussian.densities import log_probs
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
 from mptcore.families.linear_gaussian.unusual_columns import largest_residuals
 from mptcore.protocol.records import Artifact, Log
 from mptcore.runtime.artifacts import keep

@@ -23,14 +23,10 @@ from mptcore.data.saved_facts import (
 )
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
-from mptcore.families.linear_gaussian.densities import (
-    initial_density,
-    iterations,
-    log_probs,
-)
+from mptcore.families.linear_gaussian.densities import initial_density, iterations
+from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
 from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted
 from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.rows import keep_rows

@@ -3,7 +3,7 @@
 import torch
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.specs.families.linear_gaussian import LinearGaussian
 
 

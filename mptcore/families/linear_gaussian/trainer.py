@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import patterns_of
 
 MAX_COLUMNS = 3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.protocol.records import Artifact, Log, RunError
 from mptcore.runtime.tensor_files import keep_weights, load_weights
 from mptcore.specs.families.linear_gaussian import LinearGaussian

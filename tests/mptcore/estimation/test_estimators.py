@@ -24,7 +24,7 @@ from mptcore.estimation.estimate import (
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import convergence, cumulative_estimate, score_sizes
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,

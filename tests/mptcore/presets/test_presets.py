@@ -13,7 +13,7 @@ import torch
 
 from mptcore.data.dataset import load_arrays
 from mptcore.estimation.masks import draw_masks
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.presets import PRESETS, Results
 from mptcore.protocol.records import encode
 from mptcore.run import run

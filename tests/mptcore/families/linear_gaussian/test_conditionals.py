@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,

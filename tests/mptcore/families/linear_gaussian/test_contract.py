@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from mptcore.estimation.model import Model
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.runtime.compiled import kernels
 from mptcore.specs import ExperimentSpec

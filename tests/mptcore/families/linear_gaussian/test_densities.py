@@ -11,8 +11,8 @@ from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import factor_analysis as em
 from mptcore.families.linear_gaussian import ppca
 from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.em import MIN_SHARE
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,

@@ -14,10 +14,10 @@ from torch.distributions import MultivariateNormal
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import em
 from mptcore.families.linear_gaussian.densities import iterations
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.factor_analysis import (
     maximum_likelihood,
 )
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.pattern_solver import PatternSolver
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as closed_form

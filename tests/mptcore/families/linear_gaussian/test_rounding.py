@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.residual_solver import ResidualSolver
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.routes import solver_for

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from benchmarks.calibration.grids import DIM, final_gaps, grid_and_truth
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.not_final import shift_reason
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.vae.grid import (
