@@ -40,7 +40,7 @@ FOR_PRESETS = ("presets", "specs", "stats")
 TOP = ("run", "__main__")
 """Modules above all layers. Only run.py imports the families."""
 BETWEEN_FAMILIES = {
-    ("vae", f"linear_gaussian.{name}") for name in ("densities", "density", "PpcaModel", "routes")
+    ("vae", f"linear_gaussian.{name}") for name in ("density", "initial", "PpcaModel", "routes")
 }
 """A VAE is compared with a PPCA, so it imports its spec and its model."""
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.masks import enumerate_masks
 from mptcore.estimation.model import Model
+from mptcore.families.linear_gaussian.initial import closed_form
 from mptcore.families.linear_gaussian.moments import second_moment
-from mptcore.families.linear_gaussian.ppca import maximum_likelihood
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Point
 from mptcore.runtime.state import RunState
@@ -57,7 +57,7 @@ DATA = {
 def ppca_of(x: Tensor, latent_dim: int, noise_precision: float | None) -> Model:
     """Return the PPCA that is fitted to the data."""
     mean = x.mean(0)
-    density = maximum_likelihood(second_moment(x, mean), mean, latent_dim, noise_precision)
+    density = closed_form(second_moment(x, mean), mean, latent_dim, noise_precision)
     return solver_for(density, x, CPU)
 
 

@@ -14,8 +14,8 @@ from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import score_sizes
 from mptcore.families.linear_gaussian.density import LowRankGaussian
+from mptcore.families.linear_gaussian.initial import random_density
 from mptcore.families.linear_gaussian.routes import solver_for
-from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
@@ -127,7 +127,7 @@ def gaussian_trainer(
     draws = torch.Generator().manual_seed(1)
     data = [Dataset(torch.randn(20, dim, generator=draws)) for _ in range(2)]
     model = PpcaModel(family="ppca", latent_dim=4, noise_precision=5.0, init="random")
-    starts = [random_start(model, one, draws) for one in data]
+    starts = [random_density(model, one, draws) for one in data]
     return LinearGaussianTrainer(model, spec, (1, 2), starts, data, device)
 
 

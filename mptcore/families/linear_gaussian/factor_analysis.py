@@ -1,43 +1,31 @@
 """Factor analysis: PPCA with a noise variance for each dimension."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.density import LOG_2PI, LowRankGaussian
-from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, Likelihood, iterate
+from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, Likelihood, fit_missing, iterate
+from mptcore.families.linear_gaussian.initial import closed_form
 from mptcore.families.linear_gaussian.moments import second_moment
-from mptcore.families.linear_gaussian.ppca import maximum_likelihood as ppca_maximum_likelihood
 from mptcore.families.linear_gaussian.quasi_newton import Slope
-from mptcore.families.linear_gaussian.starts import random_start
-from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
-from mptcore.specs import FactorAnalysisModel
+from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec
 from mptcore.specs.families.linear_gaussian import constant_columns
 
 
-def factor_analysis(
-    spec: FactorAnalysisModel, data: Dataset, seed: int, generator: torch.Generator
-) -> LowRankGaussian:
-    """Return the density of a spec, in float64 on the CPU."""
-    match spec.init:
-        case "random":
-            return random_start(spec, data, generator)
-        case "maximum_likelihood":
-            return maximum_likelihood(second_moment(data.x, data.mean), data.mean, spec.latent_dim)
-        case "experiment":
-            return kept_density(spec, data.dim, seed)
-        case _:
-            assert_never(spec.init)
-
-
-def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> LowRankGaussian:
-    """Return the density that `fit` finds."""
-    *_, last = fit(covariance, mean, latent_dim)
-    return last.density
+def iterations(spec: LinearGaussianSpec, data: Dataset) -> Iterator[Fitted] | None:
+    """Return the fit of a model that EM fits to the data, or None for other models."""
+    if spec.init != "maximum_likelihood":
+        return None
+    if data.x.isnan().any():
+        return fit_missing(spec, data.x)
+    if isinstance(spec, FactorAnalysisModel):
+        return fit(second_moment(data.x, data.mean), data.mean, spec.latent_dim)
+    return None
 
 
 def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
@@ -66,7 +54,7 @@ def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
 
     scale = covariance.diagonal().sqrt()
     correlation = covariance / (scale[:, None] * scale)
-    alike = ppca_maximum_likelihood(correlation, mean, latent_dim)
+    alike = closed_form(correlation, mean, latent_dim)
     noise = scale.square() * alike.noise_variance
     start = LowRankGaussian(scale[:, None] * alike.loadings, mean, noise)
     return iterate(start, Likelihood(step, log_prob, slope), least, len(mean))

@@ -23,15 +23,15 @@ from mptcore.data.saved_facts import (
 )
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
-from mptcore.families.linear_gaussian.densities import initial_density, iterations
 from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
 from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted
-from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
+from mptcore.families.linear_gaussian.factor_analysis import iterations, refuse_constant_columns
+from mptcore.families.linear_gaussian.initial import initial_density
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.rows import keep_rows
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
-from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
+from mptcore.families.linear_gaussian.weights import FAMILY, save_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, Record, RunError, Stage
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records, RunState, TrainingState
@@ -275,7 +275,7 @@ class LinearGaussianRun:
     def _kept(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
         facts = kept_of(data, self.spec.data), header_of(data)
-        return keep_densities(densities, self.state.work_dir, *facts)
+        return save_densities(densities, self.state.work_dir, *facts)
 
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:

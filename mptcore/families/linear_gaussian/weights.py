@@ -1,4 +1,4 @@
-"""Save densities as tensors named SEED/loadings, SEED/mean and SEED/noise_variance."""
+"""Save and load densities as tensors named SEED/loadings, SEED/mean and SEED/noise_variance."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ FAMILY = "linear_gaussian"
 PARTS = ("loadings", "mean", "noise_variance")
 
 
-def keep_densities(
+def save_densities(
     densities: Mapping[int, LowRankGaussian],
     folder: Path | None,
     data: Mapping[str, Tensor],
@@ -31,13 +31,13 @@ def keep_densities(
     return keep_weights(FAMILY, {**tensors, **data}, {**seeds, **header}, folder)
 
 
-def kept_density(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
+def load_density(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
     """Load the density that spec.experiment saved for a seed, or for its first seed if it did not
     have this one. Raises RunError if none fits."""
     tensors, header = load_weights(FAMILY, str(spec.experiment))
     seeds = header["seeds"].split(",")
-    chosen = str(seed) if str(seed) in seeds else seeds[0]
-    density = LowRankGaussian(*(tensors[f"{chosen}/{part}"] for part in PARTS))
+    saved_seed = str(seed) if str(seed) in seeds else seeds[0]
+    density = LowRankGaussian(*(tensors[f"{saved_seed}/{part}"] for part in PARTS))
     shape = (density.dim, density.loadings.shape[1])
     if shape != (dim, spec.latent_dim):
         detail = f"has weights for D = {shape[0]}, K = {shape[1]}; this spec has D = {dim}, K = "

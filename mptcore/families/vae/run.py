@@ -23,8 +23,8 @@ from mptcore.data.saved_facts import (
 )
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Model
-from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
+from mptcore.families.linear_gaussian.initial import initial_density
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.vae.ais import annealed
 from mptcore.families.vae.build import FAMILY, build_vae, for_scores, weights_header

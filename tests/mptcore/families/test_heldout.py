@@ -7,8 +7,8 @@ import torch
 
 from mptcore.data.dataset import load_arrays
 from mptcore.estimation.estimate import PARTS
-from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
+from mptcore.families.linear_gaussian.initial import initial_density
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Metric, Progress
 from mptcore.run import run

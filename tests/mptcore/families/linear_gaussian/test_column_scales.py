@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset, mean_of, refuse_extreme, scale_of
-from mptcore.families.linear_gaussian import ppca
 from mptcore.families.linear_gaussian.em import fit_missing
+from mptcore.families.linear_gaussian.initial import closed_form
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
@@ -86,7 +86,7 @@ def test_ppca_of_columns_in_different_units_has_the_exact_lml(
 
 def test_a_given_noise_far_below_the_largest_column_is_used() -> None:
     x = sample()
-    found = ppca.maximum_likelihood(second_moment(x, x.mean(0)), x.mean(0), 3, 1e6, x)
+    found = closed_form(second_moment(x, x.mean(0)), x.mean(0), 3, 1e6, x)
     expected = exact_lml(x, 3, 1e-6)
     assert found.noise_variance.tolist() == pytest.approx([1e-6] * 5)
     assert found.log_prob(x).mean().item() == pytest.approx(expected, rel=1e-4)  # dense
@@ -100,7 +100,7 @@ def test_exact_combinations_of_columns_in_any_units_have_no_maximum(
     """Data are rounded as a file of this precision rounds them."""
     x = sample(noise=0.0, scales=scales).to(dtype).double()
     with pytest.raises(RunError, match="the data have no variance beyond 2 dimensions"):
-        ppca.maximum_likelihood(second_moment(x, x.mean(0)), x.mean(0), 2, None, x)
+        closed_form(second_moment(x, x.mean(0)), x.mean(0), 2, None, x)
 
 
 def gaps(x: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import factor_analysis as em
-from mptcore.families.linear_gaussian import ppca
-from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.em import MIN_SHARE
+from mptcore.families.linear_gaussian.initial import closed_form, initial_density
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,
@@ -24,7 +23,7 @@ from mptcore.families.linear_gaussian.moments import (
     stacked,
     variances,
 )
-from mptcore.families.linear_gaussian.weights import keep_densities, kept_density
+from mptcore.families.linear_gaussian.weights import load_density, save_densities
 from mptcore.protocol.records import Artifact, Log, RunError
 from mptcore.runtime import inputs
 from mptcore.specs import FactorAnalysisModel, PpcaModel
@@ -51,27 +50,18 @@ def test_a_fit_has_the_mean_and_moment_of_the_data() -> None:
     found = data()
     mean = found.x.mean(0)
     moment = second_moment(found.x, mean)
-    for spec, expected in (
-        (
-            FactorAnalysisModel(family="factor_analysis", latent_dim=K, init="maximum_likelihood"),
-            em.maximum_likelihood(moment, mean, K),
-        ),
-        (
-            PpcaModel(family="ppca", latent_dim=K, init="maximum_likelihood"),
-            ppca.maximum_likelihood(moment, mean, K),
-        ),
-        (
-            PpcaModel(family="ppca", latent_dim=K, init="maximum_likelihood", noise_precision=9.0),
-            ppca.maximum_likelihood(moment, mean, K, 9.0),
-        ),
-    ):
+    for noise_precision in (None, 9.0):
+        spec = PpcaModel(
+            family="ppca", latent_dim=K, init="maximum_likelihood", noise_precision=noise_precision
+        )
+        expected = closed_form(moment, mean, K, noise_precision)
         assert equal(initial_density(spec, found, 0, torch.Generator()), expected)
 
 
 def test_the_closed_form_of_ppca_is_a_maximum() -> None:
     found = data()
     mean = found.x.mean(0)
-    best = ppca.maximum_likelihood(second_moment(found.x, mean), mean, K)
+    best = closed_form(second_moment(found.x, mean), mean, K)
     top = best.log_prob(found.x).mean()
     for change in (0.99, 1.01):
         for other in (
@@ -79,9 +69,9 @@ def test_the_closed_form_of_ppca_is_a_maximum() -> None:
             LowRankGaussian(best.loadings, mean, best.noise_variance * change),
         ):
             assert other.log_prob(found.x).mean() < top
-    given = ppca.maximum_likelihood(second_moment(found.x, mean), mean, K, 4.0)
+    given = closed_form(second_moment(found.x, mean), mean, K, 4.0)
     assert given.noise_variance.tolist() == [0.25] * DIM
-    wide = ppca.maximum_likelihood(second_moment(found.x, mean), mean, K, 1e-3)
+    wide = closed_form(second_moment(found.x, mean), mean, K, 1e-3)
     assert wide.loadings.abs().max() == 0
 
 
@@ -89,11 +79,11 @@ def test_data_without_variance_beyond_the_loadings_have_no_maximum() -> None:
     x = normal(50, K) @ normal(K, DIM, seed=1)
     moment = second_moment(x, x.mean(0))
     with pytest.raises(RunError) as error:
-        ppca.maximum_likelihood(moment, x.mean(0), K)
+        closed_form(moment, x.mean(0), K)
     assert error.value.cause == "invalid"
     told = "the data have no variance beyond 2 dimensions, so the likelihood has no maximum: "
     assert str(error.value) == f"{told}lower latent_dim or give a noise_precision"
-    assert ppca.maximum_likelihood(moment, x.mean(0), K, 4.0).noise_variance[0] == 0.25
+    assert closed_form(moment, x.mean(0), K, 4.0).noise_variance[0] == 0.25
 
 
 def test_a_noise_variance_has_a_lower_bound() -> None:
@@ -101,8 +91,8 @@ def test_a_noise_variance_has_a_lower_bound() -> None:
     x = data().x.clone() * 100
     x[:, 1] = x[:, 0]
     mean = x.mean(0)
-    found = em.maximum_likelihood(second_moment(x, mean), mean, K)
-    share = found.noise_variance / x.var(0, correction=0)
+    *_, last = em.fit(second_moment(x, mean), mean, K)
+    share = last.density.noise_variance / x.var(0, correction=0)
     assert share[:2].max().item() < 1e-3
     assert share.min().item() >= MIN_SHARE * (1 - 1e-9)
 
@@ -141,11 +131,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, LowRankGa
     inputs.locate(None)
     noise = torch.linspace(1, 2, DIM, dtype=torch.float64)
     densities = {s: LowRankGaussian(normal(DIM, K, seed=s), normal(DIM), noise * s) for s in (7, 8)}
-    artifact = keep_densities(densities, tmp_path / "artifacts" / "first", {}, {})
+    artifact = save_densities(densities, tmp_path / "artifacts" / "first", {}, {})
     assert isinstance(artifact, Artifact)
     assert artifact.file == "weights.safetensors"
     alike = LowRankGaussian(normal(DIM, K), normal(DIM), torch.ones(DIM, dtype=torch.float64))
-    keep_densities({1: alike}, tmp_path / "artifacts" / "alike", {}, {})
+    save_densities({1: alike}, tmp_path / "artifacts" / "alike", {}, {})
     return densities
 
 
@@ -159,13 +149,13 @@ def test_a_seed_loads_its_own_density_or_the_first(
     kept: dict[int, LowRankGaussian],
 ) -> None:
     for seed, taken in ((7, 7), (8, 8), (9, 7)):
-        assert equal(kept_density(model(), DIM, seed), kept[taken])
+        assert equal(load_density(model(), DIM, seed), kept[taken])
         assert equal(initial_density(model(), data(), seed, torch.Generator()), kept[taken])
 
 
 def refused(spec: Any, dim: int = DIM) -> str:
     with pytest.raises(RunError) as error:
-        kept_density(spec, dim, 7)
+        load_density(spec, dim, 7)
     assert error.value.cause == "invalid"
     return str(error.value)
 
@@ -176,11 +166,11 @@ def test_a_density_of_another_shape_or_noise_is_refused(kept: object) -> None:
     assert refused(model(), dim=5) == f"{shapes}5, K = 2"
     told = "has a noise variance for each dimension: use family factor_analysis"
     assert refused(model(PpcaModel)) == f"experiment first {told}"
-    assert kept_density(model(PpcaModel, experiment="alike"), DIM, 1).noise_variance[0] == 1
+    assert load_density(model(PpcaModel, experiment="alike"), DIM, 1).noise_variance[0] == 1
 
 
 def test_without_a_folder_nothing_is_saved() -> None:
-    found = keep_densities({}, None, {}, {})
+    found = save_densities({}, None, {}, {})
     assert found == Log("info", "the weights are not kept: no work directory was given")
 
 

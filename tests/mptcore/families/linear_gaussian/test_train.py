@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from mptcore.data.dataset import Dataset, load_arrays
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.families.linear_gaussian import short_steps
-from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.linear_gaussian.initial import closed_form, initial_density
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,
@@ -20,7 +20,6 @@ from mptcore.families.linear_gaussian.moments import (
     of_factor,
     second_moment,
 )
-from mptcore.families.linear_gaussian.ppca import maximum_likelihood
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer, _Centred
 from mptcore.protocol.records import Artifact, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
@@ -138,7 +137,7 @@ def test_lml_training_reaches_the_closed_form() -> None:
     spec = spec_of(train=train)
     reached = series(list(run(spec)), "lml")
     x = load_arrays(spec.data, 0, torch.Generator().manual_seed(0)).x
-    ceiling = maximum_likelihood(second_moment(x, x.mean(0)), x.mean(0), 2)
+    ceiling = closed_form(second_moment(x, x.mean(0)), x.mean(0), 2)
     highest = ceiling.log_prob(x).mean().item()
     for points in reached.values():
         last = points[-1].value
@@ -158,7 +157,7 @@ def test_a_random_start_has_the_mean_of_the_data(family: str) -> None:
     assert torch.equal(trainer_of(spec).densities()[0].mean, data.x.mean(0))
     reached = series(list(run(spec)), "lml")[4][-1].value
     centre = data.x.mean(0)
-    ceiling = maximum_likelihood(second_moment(data.x, centre), centre, 10, 0.1)
+    ceiling = closed_form(second_moment(data.x, centre), centre, 10, 0.1)
     assert reached == pytest.approx(ceiling.log_prob(data.x).mean().item(), abs=0.05)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mptcore.data.dataset import load_arrays
-from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.linear_gaussian.initial import initial_density
 from mptcore.families.vae.build import build_vae
 from mptcore.families.vae.networks import Encoder
 from mptcore.families.vae.run import collapse

@@ -1,4 +1,5 @@
-"""Probabilistic PCA (the paper, Sec. 3.1 and App. B; Tipping & Bishop 1999)."""
+"""Densities before any training or iteration: drawn, given, loaded, or PPCA's closed form (the
+paper, Sec. 3.1 and App. B; Tipping & Bishop 1999)."""
 
 from dataclasses import dataclass
 from typing import assert_never
@@ -9,10 +10,9 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import data_factor, second_moment
-from mptcore.families.linear_gaussian.starts import random_start
-from mptcore.families.linear_gaussian.weights import kept_density
+from mptcore.families.linear_gaussian.weights import load_density
 from mptcore.protocol.records import RunError
-from mptcore.specs import PpcaModel
+from mptcore.specs import LinearGaussianSpec, PpcaModel
 
 EPSILON = torch.finfo(torch.float64).eps
 MIN_SHARE_OF_LARGEST = 1e-6
@@ -23,26 +23,39 @@ NEGLIGIBLE_SHARE = 1e-12
 """
 
 
-def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) -> LowRankGaussian:
-    """Return the density of a spec, in float64 on the CPU. Raises RunError if the likelihood has no
-    maximum."""
+def initial_density(
+    spec: LinearGaussianSpec, data: Dataset, seed: int, generator: torch.Generator
+) -> LowRankGaussian:
+    """Return the density of a spec that needs no iterations, in float64 on the CPU; `fit.py` has
+    the others. Raises RunError if the likelihood has no maximum."""
     match spec.init:
         case "generator":
             assert data.parameters is not None, "the spec's check lets only simulated data through"
             return LowRankGaussian(**data.parameters)
         case "random":
-            return random_start(spec, data, generator)
+            return random_density(spec, data, generator)
         case "maximum_likelihood":
+            assert isinstance(spec, PpcaModel), "factor analysis has no closed form"
             mean = data.x.double().mean(0)
             moment = second_moment(data.x, mean)
-            return maximum_likelihood(moment, mean, spec.latent_dim, spec.noise_precision, data.x)
+            return closed_form(moment, mean, spec.latent_dim, spec.noise_precision, data.x)
         case "experiment":
-            return kept_density(spec, data.dim, seed)
+            return load_density(spec, data.dim, seed)
         case _:
             assert_never(spec.init)
 
 
-def maximum_likelihood(
+def random_density(
+    spec: LinearGaussianSpec, data: Dataset, generator: torch.Generator
+) -> LowRankGaussian:
+    """Draw W from N(0, 1). Use the mean of the data and the noise precision of the spec."""
+    assert spec.noise_precision is not None, "the spec's check asks for a number"
+    loadings = torch.randn(data.dim, spec.latent_dim, generator=generator).double()
+    variance = torch.full((data.dim,), 1 / spec.noise_precision, dtype=torch.float64)
+    return LowRankGaussian(loadings, data.mean, variance)
+
+
+def closed_form(
     covariance: Tensor,  # (D, D)
     mean: Tensor,  # (D,)
     latent_dim: int,
