@@ -24,8 +24,7 @@ from mptcore.data.saved_facts import (
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
 from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
-from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted
-from mptcore.families.linear_gaussian.factor_analysis import iterations, refuse_constant_columns
+from mptcore.families.linear_gaussian.fit import MIN_SHARE, Fitted, fit_of
 from mptcore.families.linear_gaussian.initial import initial_density
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.routes import solver_for
@@ -43,7 +42,7 @@ from mptcore.specs import (
     UploadData,
 )
 from mptcore.specs.compute import GPU_BATCH_BYTES
-from mptcore.specs.families.linear_gaussian import MAX_ITERATIONS
+from mptcore.specs.families.linear_gaussian import MAX_ITERATIONS, constant_columns
 from mptcore.specs.vectors import columns_are
 from mptcore.training.loop import train
 
@@ -185,7 +184,7 @@ class LinearGaussianRun:
         """Return the untrained density of a model. A fit yields its iterations and their LML, fewer
         of the later ones."""
         seed = int(labels["seed"])
-        fit = iterations(model, dataset)
+        fit = fit_of(model, dataset)
         if fit is None:
             return initial_density(model, dataset, seed, generator_for(seed, "init"))
         recorded = 0
@@ -276,6 +275,13 @@ class LinearGaussianRun:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
         facts = kept_of(data, self.spec.data), header_of(data)
         return save_densities(densities, self.state.work_dir, *facts)
+
+
+def refuse_constant_columns(data: Dataset) -> None:
+    """Raise RunError if a column has one value only, so that its noise variance has no maximum.
+    Missing values do not count."""
+    if constant := data.constant:
+        raise RunError("invalid", constant_columns(constant, data.columns is not None))
 
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset, mean_of, refuse_extreme, scale_of
-from mptcore.families.linear_gaussian.em import fit_missing
+from mptcore.families.linear_gaussian.fit import fit_missing
 from mptcore.families.linear_gaussian.initial import closed_form
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.protocol.records import Log, Record, RunError

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian import factor_analysis as em
 from mptcore.families.linear_gaussian.density import LowRankGaussian
-from mptcore.families.linear_gaussian.em import MIN_SHARE
 from mptcore.families.linear_gaussian.initial import closed_form, initial_density
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
@@ -84,34 +82,6 @@ def test_data_without_variance_beyond_the_loadings_have_no_maximum() -> None:
     told = "the data have no variance beyond 2 dimensions, so the likelihood has no maximum: "
     assert str(error.value) == f"{told}lower latent_dim or give a noise_precision"
     assert closed_form(moment, x.mean(0), K, 4.0).noise_variance[0] == 0.25
-
-
-def test_a_noise_variance_has_a_lower_bound() -> None:
-    """A Heywood case: two columns that are the same have no noise."""
-    x = data().x.clone() * 100
-    x[:, 1] = x[:, 0]
-    mean = x.mean(0)
-    *_, last = em.fit(second_moment(x, mean), mean, K)
-    share = last.density.noise_variance / x.var(0, correction=0)
-    assert share[:2].max().item() < 1e-3
-    assert share.min().item() >= MIN_SHARE * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("count", [10, 11])
-def test_constant_columns_are_listed_up_to_ten(count: int) -> None:
-    x = normal(5, 20)
-    x[:, :count] = 0.1
-    with pytest.raises(RunError) as error:
-        em.refuse_constant_columns(Dataset(x))
-    listed = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" + (", …" if count > 10 else "")
-    assert str(error.value) == (
-        f"columns {listed} are constant (counted from 0), so factor analysis has no maximum: "
-        "leave out constant columns, or use family ppca"
-    )
-    assert error.value.cause == "invalid"
-    em.refuse_constant_columns(Dataset(x[:, count:]))
-    with pytest.raises(RunError, match=r"^column b is constant, so"):
-        em.refuse_constant_columns(Dataset(x[:, -2:] * torch.tensor([1, 0]), columns=("a", "b")))
 
 
 def test_a_random_start_uses_its_generator() -> None:

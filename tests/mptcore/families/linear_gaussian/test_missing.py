@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian import em
+from mptcore.families.linear_gaussian import fit
 from mptcore.families.linear_gaussian.density import LowRankGaussian
-from mptcore.families.linear_gaussian.factor_analysis import fit, iterations
+from mptcore.families.linear_gaussian.fit import LikelihoodGradient, fit_complete, fit_of
 from mptcore.families.linear_gaussian.initial import closed_form
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.pattern_solver import PatternSolver
-from mptcore.families.linear_gaussian.quasi_newton import Slope
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import RunError
 from mptcore.runtime.compiled import kernels
@@ -145,9 +144,9 @@ def test_a_joint_score_uses_the_observed_values() -> None:
 @pytest.mark.parametrize("spec", MODELS, ids=["ppca", "given noise", "factor analysis"])
 def test_em_rises_to_a_maximum(spec: PpcaModel | FactorAnalysisModel) -> None:
     x = sample(300, 0.2, WIDE)
-    fit = iterations(spec, Dataset(x))
-    assert fit is not None
-    *_, before, last = found = [*fit]
+    states = fit_of(spec, Dataset(x))
+    assert states is not None
+    *_, before, last = found = [*states]
     assert all(b.lml > a.lml for a, b in itertools.pairwise(found[:-1]))
     assert last.lml >= before.lml - 2e-9
     assert last.lml == pytest.approx(observed_log_prob(last.density, x), rel=1e-12)
@@ -174,12 +173,13 @@ def test_a_standstill_on_a_slope_is_not_converged(
     gradient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line search that failed far from the maximum counted as converged."""
-    monkeypatch.setattr(em, "EM_ITERATIONS", 10)
-    monkeypatch.setattr(em, "MAX_ITERATIONS", 50)
+    monkeypatch.setattr(fit, "EM_ITERATIONS", 10)
+    monkeypatch.setattr(fit, "MAX_ITERATIONS", 50)
     density = density_of()
-    slope = Slope(-1.0, gradient * density.loadings.sign(), 0 * density.mean, 0 * density.mean)
-    flat = em.Likelihood(lambda d: d, lambda _: -1.0, lambda _: slope)
-    *_, last = em.iterate(density, flat, 1e-9 * density.noise_variance, DIM)
+    zeros = torch.zeros(DIM, dtype=torch.float64)
+    slope = LikelihoodGradient(-1.0, gradient * density.loadings.sign(), zeros, zeros)
+    flat = fit.FitObjective(lambda density: density, lambda _: -1.0, lambda _: slope)
+    *_, last = fit.iterate(density, flat, 1e-9 * density.noise_variance, DIM)
     assert last.converged == (gradient == 0)
     assert last.iteration == (20 if gradient == 0 else 50)
 
@@ -205,7 +205,7 @@ def test_a_fit_is_never_worse_than_that_of_the_complete_rows(latent_dim: int) ->
     mean = complete.mean(0)
     usual = closed_form(second_moment(complete, mean), mean, latent_dim)
     spec = PpcaModel(**{**PPCA, "latent_dim": latent_dim})
-    *_, last = em.fit_missing(spec, x)
+    *_, last = fit.fit_missing(spec, x)
     assert last.converged
     gained = last.lml - observed_log_prob(usual, x)
     assert 0 < gained < 0.01
@@ -217,9 +217,9 @@ def test_factor_analysis_with_too_many_dimensions_converges(latent_dim: int, gap
     x = with_gaps_and_units()
     x = x if gaps else x[~x.isnan().any(1)]
     spec = FactorAnalysisModel(**{**FACTOR_ANALYSIS, "latent_dim": latent_dim})
-    fit = iterations(spec, Dataset(x))
-    assert fit is not None
-    *_, last = found = [*fit]
+    states = fit_of(spec, Dataset(x))
+    assert states is not None
+    *_, last = found = [*states]
     assert last.converged
     assert last.iteration <= 1500
     assert last.lml > found[9].lml  # EM alone
@@ -239,7 +239,7 @@ def test_factor_analysis_with_too_many_dimensions_converges(latent_dim: int, gap
     torch.stack(logs).mean().backward()  # type: ignore[no-untyped-call]
     assert loadings.grad is not None
     assert log_noise.grad is not None
-    free = share > 1.5 * em.MIN_SHARE
+    free = share > 1.5 * fit.MIN_SHARE
     assert loadings.grad[free].abs().max() < 1e-4
     assert log_noise.grad[free].abs().max() < 1e-4
     assert (log_noise.grad[~free] < 1e-6).all()
@@ -249,10 +249,10 @@ def test_a_fit_ends_after_the_maximum_number_of_iterations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Chunks of L-BFGS-B took it to 5100 of 5000 iterations."""
-    monkeypatch.setattr(em, "MAX_ITERATIONS", 250)
+    monkeypatch.setattr(fit, "MAX_ITERATIONS", 250)
     x = sample(40, 0.5, 12)
     *_, last = found = [
-        *em.fit_missing(FactorAnalysisModel(**{**FACTOR_ANALYSIS, "latent_dim": 11}), x)
+        *fit.fit_missing(FactorAnalysisModel(**{**FACTOR_ANALYSIS, "latent_dim": 11}), x)
     ]
     assert not last.converged
     assert last.iteration == 250
@@ -264,7 +264,7 @@ def test_columns_that_vary_only_in_rows_with_missing_values_are_fitted() -> None
     x = sample(60, 0)
     x[:40, 0] = 1
     x[40:, 1] = torch.nan
-    *_, last = em.fit_missing(PpcaModel(**{**PPCA, "latent_dim": 4}), x)
+    *_, last = fit.fit_missing(PpcaModel(**{**PPCA, "latent_dim": 4}), x)
     assert last.lml == pytest.approx(observed_log_prob(last.density, x), abs=1e-7)
 
 
@@ -276,9 +276,9 @@ def test_em_of_complete_data_finds_the_fit_of_their_covariance(
     mean = x.mean(0)
     expected = closed_form(second_moment(x, mean), mean, 2)
     if isinstance(spec, FactorAnalysisModel):
-        *_, complete = fit(second_moment(x, mean), mean, 2)
+        *_, complete = fit_complete(second_moment(x, mean), mean, 2)
         expected = complete.density
-    *_, last = em.fit_missing(spec, x)
+    *_, last = fit.fit_missing(spec, x)
     assert last.lml == pytest.approx(expected.log_prob(x).mean().item(), abs=1e-7)
     torch.testing.assert_close(last.density.covariance, expected.covariance, rtol=0, atol=1e-3)
 
@@ -289,13 +289,13 @@ def test_em_is_fast_for_small_noise() -> None:
     z = torch.randn(300, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     exact = z @ density.loadings.mT + density.mean
     x = exact + 1e-3 * (sample(300, 0.2, WIDE) - exact)
-    *_, last = em.fit_missing(MODELS[0], x)
+    *_, last = fit.fit_missing(MODELS[0], x)
     assert last.converged
     assert last.iteration <= 50
     assert last.lml == pytest.approx(observed_log_prob(last.density, x), rel=1e-8)
     off = density.mean + density.loadings.sum(1)
     start = LowRankGaussian(density.loadings, off, torch.full((WIDE,), 1e-6).double())
-    found = em._Observations.of(exact).em_step(start, lambda each: start.noise_variance)
+    found = fit._Observations.of(exact).em_step(start, lambda each: start.noise_variance)
     torch.testing.assert_close(found.mean, exact.mean(0), rtol=0, atol=1e-5)
     covariance = second_moment(exact, exact.mean(0))
     torch.testing.assert_close(found.loadings @ found.loadings.mT, covariance, rtol=0, atol=1e-4)
@@ -303,9 +303,9 @@ def test_em_is_fast_for_small_noise() -> None:
 
 def test_em_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = sample(60)
-    *_, expected = em.fit_missing(MODELS[0], x)
-    monkeypatch.setattr(em, "CHUNK_NUMBERS", 63)  # 7 rows
-    *_, found = em.fit_missing(MODELS[0], x)
+    *_, expected = fit.fit_missing(MODELS[0], x)
+    monkeypatch.setattr(fit, "CHUNK_NUMBERS", 63)  # 7 rows
+    *_, found = fit.fit_missing(MODELS[0], x)
     assert found.lml == pytest.approx(expected.lml, rel=1e-12)
     torch.testing.assert_close(found.density.covariance, expected.density.covariance)
 
@@ -316,7 +316,7 @@ def test_an_exact_fit_has_no_maximum() -> None:
     x = z @ density.loadings.mT
     x[::3, 1] = torch.nan
     with pytest.raises(RunError, match="2 latent dimensions fit all observed values exactly"):
-        [*em.fit_missing(MODELS[0], x)]
-    *_, last = itertools.islice(em.fit_missing(MODELS[2], x), 50)
-    least = em.MIN_SHARE * x[1].new_tensor(np.nanvar(x.numpy(), 0))
+        [*fit.fit_missing(MODELS[0], x)]
+    *_, last = itertools.islice(fit.fit_missing(MODELS[2], x), 50)
+    least = fit.MIN_SHARE * x[1].new_tensor(np.nanvar(x.numpy(), 0))
     assert (last.density.noise_variance >= least * (1 - 1e-9)).all()

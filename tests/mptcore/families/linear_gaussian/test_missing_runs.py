@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset, binarized, refuse_missing, scaling_of, standardized
-from mptcore.families.linear_gaussian import em
-from mptcore.families.linear_gaussian.factor_analysis import (
-    refuse_constant_columns,
-)
-from mptcore.families.linear_gaussian.run import NOT_CONVERGED
+from mptcore.families.linear_gaussian import fit
+from mptcore.families.linear_gaussian.run import NOT_CONVERGED, refuse_constant_columns
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
 from mptcore.specs import UploadData
@@ -73,7 +70,7 @@ def test_drawn_masks_have_an_error(upload: Uploaded) -> None:
 def test_an_unconverged_fit_gives_a_warning(
     upload: Uploaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(em, "MAX_ITERATIONS", 20)
+    monkeypatch.setattr(fit, "MAX_ITERATIONS", 20)
     simulated = {"source": "ppca", "n": 60, "dim": 6, "latent_dim": 2, "noise_precision": 2.0}
     for data in (upload(sample(60)), simulated):
         found = [*run(spec_of({"model": FACTOR_ANALYSIS, "data": data, "evaluate": EXHAUSTIVE}))]

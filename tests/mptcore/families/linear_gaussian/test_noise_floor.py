@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.em import MIN_SHARE
+from mptcore.families.linear_gaussian.fit import MIN_SHARE
 from mptcore.protocol.records import Log, Record
 from mptcore.run import run
 from tests.mptcore.families.linear_gaussian.test_missing_runs import Uploaded

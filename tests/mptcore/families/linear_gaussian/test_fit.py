@@ -1,4 +1,4 @@
-"""Factor analysis by EM."""
+"""Factor analysis by EM and L-BFGS-B."""
 
 import io
 import json
@@ -11,16 +11,12 @@ from sklearn.decomposition import FactorAnalysis
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian import em
+from mptcore.families.linear_gaussian import fit
 from mptcore.families.linear_gaussian.density import LowRankGaussian
-from mptcore.families.linear_gaussian.em import fit_missing
-from mptcore.families.linear_gaussian.factor_analysis import (
-    fit,
-    refuse_constant_columns,
-)
+from mptcore.families.linear_gaussian.fit import fit_complete, fit_missing
 from mptcore.families.linear_gaussian.initial import closed_form
 from mptcore.families.linear_gaussian.moments import second_moment
-from mptcore.families.linear_gaussian.run import POINTS_APART
+from mptcore.families.linear_gaussian.run import POINTS_APART, refuse_constant_columns
 from mptcore.protocol.orders import Assignment
 from mptcore.protocol.records import Progress, Record, RunError
 from mptcore.run import resumable, run
@@ -39,7 +35,7 @@ def sample() -> torch.Tensor:
 
 
 def best_density(x: Tensor) -> LowRankGaussian:
-    *_, last = fit(second_moment(x, x.mean(0)), x.mean(0), 2)
+    *_, last = fit_complete(second_moment(x, x.mean(0)), x.mean(0), 2)
     return last.density
 
 
@@ -84,11 +80,30 @@ def test_a_noise_variance_of_a_constant_column_is_not_estimated(
         spec_of(value)
 
 
-def test_a_run_refuses_columns_that_prove_to_be_constant() -> None:
-    x = sample()
-    x[:, 3] = 2.0
-    with pytest.raises(RunError, match=r"^column 3 is constant \(counted from 0\)"):
+def test_a_noise_variance_has_a_lower_bound() -> None:
+    """A Heywood case: two columns that are the same have no noise."""
+    x = sample() * 100
+    x[:, 1] = x[:, 0]
+    share = best_density(x).noise_variance / x.var(0, correction=0)
+    assert share[:2].max().item() < 1e-3
+    assert share.min().item() >= fit.MIN_SHARE * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_constant_columns_are_listed_up_to_ten(count: int) -> None:
+    x = torch.randn(5, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, :count] = 0.1
+    with pytest.raises(RunError) as error:
         refuse_constant_columns(Dataset(x))
+    listed = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" + (", …" if count > 10 else "")
+    assert str(error.value) == (
+        f"columns {listed} are constant (counted from 0), so factor analysis has no maximum: "
+        "leave out constant columns, or use family ppca"
+    )
+    assert error.value.cause == "invalid"
+    refuse_constant_columns(Dataset(x[:, count:]))
+    with pytest.raises(RunError, match=r"^column b is constant, so"):
+        refuse_constant_columns(Dataset(x[:, -2:] * torch.tensor([1, 0]), columns=("a", "b")))
 
 
 def test_nearly_constant_columns_are_fitted() -> None:
@@ -108,7 +123,7 @@ def test_equal_columns_are_fitted_to_the_maximum_of_their_values() -> None:
     generator = torch.Generator().manual_seed(144)
     x = torch.randn(15, 6, generator=generator, dtype=torch.float64)
     x[:, 1] = x[:, 0]
-    *_, last = fit(second_moment(x, x.mean(0)), x.mean(0), 4)
+    *_, last = fit_complete(second_moment(x, x.mean(0)), x.mean(0), 4)
     spec = FactorAnalysisModel(family="factor_analysis", latent_dim=4, init="maximum_likelihood")
     *_, by_rows = fit_missing(spec, x)
     assert last.lml == pytest.approx(by_rows.lml, abs=1e-6)
@@ -145,9 +160,9 @@ def test_a_fit_records_the_lml_of_its_iterations() -> None:
 def test_later_iterations_have_fewer_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(em, "STANDSTILL", -torch.inf)  # so that it never converges
-    monkeypatch.setattr(em, "MAX_ITERATIONS", 1000)
-    monkeypatch.setattr(em, "EM_ITERATIONS", 1000)
+    monkeypatch.setattr(fit, "STANDSTILL", -torch.inf)  # so that it never converges
+    monkeypatch.setattr(fit, "MAX_ITERATIONS", 1000)
+    monkeypatch.setattr(fit, "EM_ITERATIONS", 1000)
     spec, found = fitted(seeds=[3, 4], data={**DATA, "seed": "run"}, baseline=STARTED)
     lml = [one for one in points(found, "lml_fitting") if one.labels["seed"] == 3]
     assert lml[-1].x == 1000
@@ -176,7 +191,7 @@ def test_the_fit_does_not_depend_on_the_units_of_a_column(
 ) -> None:
     """From the covariance's leading directions EM ended 0.5 nats below the maximum. Now each step
     is the same in all units."""
-    monkeypatch.setattr(em, "MAX_ITERATIONS", 200)
+    monkeypatch.setattr(fit, "MAX_ITERATIONS", 200)
     generator = torch.Generator().manual_seed(3)
     factors = torch.randn(240, 3, generator=generator, dtype=torch.float64)
     mixed = factors @ torch.randn(3, 7, generator=generator, dtype=torch.float64)
@@ -188,7 +203,7 @@ def test_the_fit_does_not_depend_on_the_units_of_a_column(
         if gaps:
             *_, last = fit_missing(spec, x)
         else:
-            *_, last = fit(second_moment(x, x.mean(0)), x.mean(0), 3)
+            *_, last = fit_complete(second_moment(x, x.mean(0)), x.mean(0), 3)
         return last.lml
 
     assert lml(x * units) == pytest.approx(lml(x) - units.log().sum().item(), abs=1e-6)
