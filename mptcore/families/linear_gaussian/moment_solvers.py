@@ -158,7 +158,7 @@ class FactoredSolver(MomentSolver):
         return outer_products(self.loadings, self.factor)
 
     @cached_property
-    def _spread_and_gain(self) -> Tensor:
+    def _residual_products(self) -> Tensor:
         """Factors of the linear terms of e_j, (D, K² + K Q)."""
         return torch.cat([self.outer, -2 * self._mixed], -1)
 
@@ -175,11 +175,11 @@ class FactoredSolver(MomentSolver):
     def conditional_moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         posterior = self.posterior(weight)
         gain = posterior.covariance @ posterior.cross  # Σ_R L_R
-        spread = gain @ gain.mT  # Σ_R G_R Σ_R
+        quadratic = gain @ gain.mT  # Σ_R G_R Σ_R
         variance = posterior.covariance.flatten(-2) @ self.outer.mT
         variance = variance.add_(self.noise_variance[..., None, :])
-        terms = torch.cat([spread.flatten(-2), gain.flatten(-2)], -1)
-        residual = (terms @ self._spread_and_gain.mT).add_(self.diagonal[..., None, :])
+        terms = torch.cat([quadratic.flatten(-2), gain.flatten(-2)], -1)
+        residual = (terms @ self._residual_products.mT).add_(self.diagonal[..., None, :])
         return variance, residual
 
     def explained(self, factor: Tensor) -> Tensor:
@@ -246,10 +246,10 @@ class DenseSolver(MomentSolver):
 
     def conditional_moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         posterior = self.posterior(weight)
-        spread = posterior.covariance @ posterior.moment @ posterior.covariance
+        quadratic = posterior.covariance @ posterior.moment @ posterior.covariance
         explained = posterior.covariance.flatten(-2) @ self.outer.mT
         variance = self.noise_variance[..., None, :] + explained
-        residual = self.diagonal[..., None, :] + spread.flatten(-2) @ self.outer.mT
+        residual = self.diagonal[..., None, :] + quadratic.flatten(-2) @ self.outer.mT
         gain = _rows(posterior.covariance) @ self.loadings.mT  # w_jᵀ Σ_R, (B K, D)
         return variance, residual - 2 * (gain.view_as(posterior.cross) * posterior.cross).sum(-2)
 

@@ -57,30 +57,30 @@ def second_moment(x: Tensor, mean: Tensor) -> Tensor:
     return total / observations
 
 
-def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
+def moment_of(x: Tensor, mean: Tensor, min_variance: float) -> Moment:
     """The second moment of x (N, D) about a mean, in the form that is quickest to score with, for
-    models whose noise variance is `least_variance` or more."""
+    models whose noise variance is `min_variance` or more."""
     observations, dim = x.shape
     if 3 * observations <= dim:
         return of_factor(rows_factor(x, mean))
     matrix = second_moment(x, mean)
     if _are_independent(x[: _max_rank(dim) + 1].to(mean.device).double() - mean):
         return DenseMoment(matrix)
-    return compressed(matrix, least_variance)
+    return compressed(matrix, min_variance)
 
 
-def compressed(matrix: Tensor, least_variance: float) -> Moment:
+def compressed(matrix: Tensor, min_variance: float) -> Moment:
     """Return a moment (D, D) as a factor if its rank is low.
 
     With C = F Fᵀ + E, E positive semidefinite, a conditional's e_j / v_j moves by at most λ_max(E)
     / psi_min, because v_j ≥ psi_min |a|² for the residual aᵀ x. So where λ_max is small the sum of
     all D scores moves by less than 5e-9 nats."""
     dim = len(matrix)
-    negligible = 1e-8 / dim * least_variance
+    negligible = 1e-8 / dim * min_variance
     factor = _pivoted_cholesky(matrix, _max_rank(dim), negligible / 16)
-    rest = matrix - factor @ factor.mT
-    if rest.norm() > negligible and (
-        rest.trace() > negligible * dim or _spectral_norm(rest) > negligible
+    error = matrix - factor @ factor.mT
+    if error.norm() > negligible and (
+        error.trace() > negligible * dim or _spectral_norm(error) > negligible
     ):
         return DenseMoment(matrix)
     return FactoredMoment(factor, matrix.diagonal().clone())
@@ -96,8 +96,7 @@ def variances(x: Tensor, mean: Tensor) -> Tensor:
 def patterns_of(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the patterns of observed dimensions (P, D) of x (N, D), NaN where a value is missing,
     and the pattern of each observation (N,)."""
-    found = torch.unique(~x.isnan(), dim=0, return_inverse=True)
-    patterns, pattern_of = found
+    patterns, pattern_of = torch.unique(~x.isnan(), dim=0, return_inverse=True)
     return patterns, pattern_of
 
 
@@ -156,12 +155,12 @@ def _pivoted_cholesky(matrix: Tensor, max_rank: int, negligible: float) -> Tenso
     """Return columns F (D, Q), Q at most `max_rank`, of a pivoted Cholesky factor: C − F Fᵀ is
     small."""
     factor = matrix.new_zeros(len(matrix), max_rank)
-    left = matrix.diagonal().clone()
+    remaining = matrix.diagonal().clone()
     for rank in range(max_rank):
-        pivot = int(left.argmax())
-        if left[pivot] <= negligible:
+        pivot = int(remaining.argmax())
+        if remaining[pivot] <= negligible:
             return factor[:, :rank]
         column = matrix[:, pivot] - factor[:, :rank] @ factor[pivot, :rank]
-        factor[:, rank] = column / left[pivot].sqrt()
-        left = (left - factor[:, rank].square()).clamp(min=0)
+        factor[:, rank] = column / remaining[pivot].sqrt()
+        remaining = (remaining - factor[:, rank].square()).clamp(min=0)
     return factor

@@ -46,10 +46,11 @@ class PatternSolver(Solver):
         observed, pattern_of = patterns_of(x)
         rows = torch.split(pattern_of.argsort(stable=True), pattern_of.bincount().tolist())
         self.patterns = [
-            Pattern(seen, len(own) / len(x), solver_of(seen, x[own][:, seen]))
-            for seen, own in zip(observed, rows, strict=True)
+            Pattern(dims, len(indices) / len(x), solver_of(dims, x[indices][:, dims]))
+            for dims, indices in zip(observed, rows, strict=True)
         ]
-        self.note = next((own.solver.note for own in self.patterns if own.solver.note), None)
+        notes = (pattern.solver.note for pattern in self.patterns)
+        self.note = next((note for note in notes if note), None)
 
     @property
     def dim(self) -> int:
@@ -80,6 +81,6 @@ class PatternSolver(Solver):
 
     def log_probs(self, observed: Tensor) -> Tensor:
         total = torch.zeros(len(observed), dtype=torch.float64, device=observed.device)
-        for seen, share, solver in self.patterns:
-            total += share * copy(solver).log_probs(observed[:, seen.to(observed.device)])
+        for dims, share, solver in self.patterns:
+            total += share * copy(solver).log_probs(observed[:, dims.to(observed.device)])
         return total

@@ -69,8 +69,8 @@ class ResidualSolver(Solver):
         _, root, seen = self._observe(~masks)
         loadings = self.loadings[..., None, :, :].mT
         towards = torch.linalg.solve_triangular(root.mT, loadings, upper=False)  # t, (B, K, D)
-        own = self.residuals.factor[..., self.loadings.shape[-1] :, :]  # (D, Q)
-        cross = (seen.flatten(-3, -2) @ own.mT).view_as(towards)
+        residuals = self.residuals.factor[..., self.loadings.shape[-1] :, :]  # (D, Q)
+        cross = (seen.flatten(-3, -2) @ residuals.mT).view_as(towards)
         moved = (towards * ((seen @ seen.mT) @ towards - 2 * cross)).sum(-2)
         gain = towards.square().sum(-2)
         residual = self.residuals.diagonal[..., None, -masks.shape[-1] :] + moved

@@ -32,10 +32,10 @@ def rounding(
 
 def _bound(
     power: NDArray[np.float64],  # (...), |W|² or more, in units of the noise
-    own: NDArray[np.float64],  # (..., D), |w_j|²
+    squares: NDArray[np.float64],  # (..., D), |w_j|²
     data: NDArray[np.float64],  # (..., D), C_jj
 ) -> NDArray[np.float64]:  # (...)
-    loading, variance, half = own.max(-1), data.max(-1), data.sum(-1) / 4
+    loading, variance, half = squares.max(-1), data.max(-1), data.sum(-1) / 4
     terms = (1 + power) * (loading + np.sqrt(loading * half)) + variance + loading * half
     bound: NDArray[np.float64] = np.finfo(np.float64).eps * terms
     return bound
@@ -44,12 +44,12 @@ def _bound(
 def _numbers(*tensors: Tensor) -> list[NDArray[np.float64]]:
     """Return the values as numpy arrays, in one copy from a GPU. Numpy takes a third of torch's
     time on small arrays."""
-    found = [tensor.detach().double() for tensor in tensors]
-    if found[0].is_cuda:
-        together = torch.cat([one.flatten() for one in found]).cpu()
-        parts = torch.split(together, [one.numel() for one in found])
-        found = [part.view(one.shape) for part, one in zip(parts, found, strict=True)]
-    return [one.numpy() for one in found]
+    values = [tensor.detach().double() for tensor in tensors]
+    if values[0].is_cuda:
+        joined = torch.cat([value.flatten() for value in values]).cpu()
+        parts = torch.split(joined, [value.numel() for value in values])
+        values = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+    return [value.numpy() for value in values]
 
 
 def keeps_digits(
@@ -59,7 +59,7 @@ def keeps_digits(
 ) -> bool:
     """Return whether the fast formulas are precise enough for all of these models."""
     weights, noise, moment = _numbers(loadings, noise_variance, diagonal)
-    own = np.square(weights).sum(-1) / noise
-    if (_bound(own.sum(-1), own, moment / noise) <= LIMIT).all():
+    squares = np.square(weights).sum(-1) / noise
+    if (_bound(squares.sum(-1), squares, moment / noise) <= LIMIT).all():
         return True  # |W|² is at most the sum of all squares, which is quicker than eigenvalues
     return bool((rounding(loadings, noise_variance, diagonal) <= LIMIT).all())

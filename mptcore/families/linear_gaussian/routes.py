@@ -28,15 +28,15 @@ def solver_for(
     otherwise residuals; with missing values, one of them for each set of observed dimensions."""
     if x.isnan().any():
         return PatternSolver(
-            x, lambda seen, rows: solver_for(density.marginal(seen), rows, device), device
+            x, lambda observed, rows: solver_for(density.marginal(observed), rows, device), device
         )
-    placed = density.to(device, torch.float64)
-    diagonal = variances(x, placed.mean)
-    if keeps_digits(placed.loadings, placed.noise_variance, diagonal):
-        moment = moment_of(x, placed.mean, density.noise_variance.min().item())
-        return moment_solver(placed.loadings, placed.noise_variance, moment)
-    factor = data_factor(x, placed.mean)
-    return ResidualSolver(placed.loadings, placed.noise_variance, factor).compressed()
+    min_noise = density.noise_variance.min().item()
+    density = density.to(device, torch.float64)
+    loadings, noise_variance = density.loadings, density.noise_variance
+    if keeps_digits(loadings, noise_variance, variances(x, density.mean)):
+        return moment_solver(loadings, noise_variance, moment_of(x, density.mean, min_noise))
+    factor = data_factor(x, density.mean)
+    return ResidualSolver(loadings, noise_variance, factor).compressed()
 
 
 def solver_of_step(

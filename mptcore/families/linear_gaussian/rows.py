@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ UNUSUAL = 0.05
 """P-value below which a row's unusual columns are named."""
 
 
-def keep_rows(
+def save_rows(
     densities: Mapping[int, LowRankGaussian], data: Dataset, folder: Path | None
 ) -> Artifact | Log:
     """Write a line for each seed and row of the data under `folder`, if there is one: the row from
@@ -31,7 +32,7 @@ def keep_rows(
     that the likelihood measures has a chi-squared distribution."""
     if folder is None:
         return Log("info", "the scores of rows are not kept: no work directory was given")
-    x, places = _in_order(data)
+    x, rows = _in_order(data)
     observed = (~x.isnan()).sum(1)
     names = data.columns or [*map(str, range(data.dim))]
     ids = id_columns(data.ids, COLUMNS)
@@ -44,7 +45,7 @@ def keep_rows(
         p_values = torch.special.gammaincc(observed / 2, (of_mean - scores).clamp(min=0))
         unusual = _unusual_columns(density, x, p_values, names)
         each = observed.tolist(), scores.tolist(), p_values.tolist(), unusual
-        writer.writerows(zip(places, *ids.values(), [seed] * len(x), *each, strict=True))
+        writer.writerows(zip(rows, *ids.values(), [seed] * len(x), *each, strict=True))
     content = text.getvalue().encode()
     return keep(folder, FILE, MEDIA_TYPE, lambda: [content])
 
@@ -57,19 +58,19 @@ def _unusual_columns(
     rows = (p_values < UNUSUAL).nonzero().flatten()
     columns, values = (part.tolist() for part in largest_residuals(density, x[rows]))
     texts = [""] * len(x)
-    for row, places, residuals in zip(rows.tolist(), columns, values, strict=True):
-        known = (pair for pair in zip(places, residuals, strict=True) if pair[1] == pair[1])
-        texts[row] = "; ".join(f"{names[place]} {residual:+.3g}" for place, residual in known)
+    for row, indices, residuals in zip(rows.tolist(), columns, values, strict=True):
+        pairs = zip(indices, residuals, strict=True)
+        texts[row] = "; ".join(f"{names[i]} {e:+.3g}" for i, e in pairs if not math.isnan(e))
     return texts
 
 
 def _in_order(data: Dataset) -> tuple[Tensor, list[int]]:
-    """Return all rows of the data, held-out ones too, (N, D), and their places in the source."""
+    """Return all rows of the data, held-out ones too, (N, D), and their numbers in the source."""
     if data.heldout is None or data.heldout_rows is None:
         return data.x, [*range(len(data.x))]
     x = torch.cat([data.x, data.heldout])
     is_kept = torch.ones(len(x), dtype=torch.bool)
     is_kept[data.heldout_rows] = False
-    places = torch.cat([is_kept.nonzero().flatten(), data.heldout_rows])
-    order = places.argsort()
-    return x[order], places[order].tolist()
+    rows = torch.cat([is_kept.nonzero().flatten(), data.heldout_rows])
+    order = rows.argsort()
+    return x[order], rows[order].tolist()

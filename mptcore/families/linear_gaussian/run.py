@@ -28,7 +28,7 @@ from mptcore.families.linear_gaussian.fit import MIN_SHARE, Fitted, fit_of
 from mptcore.families.linear_gaussian.initial import initial_density
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.routes import solver_for
-from mptcore.families.linear_gaussian.rows import keep_rows
+from mptcore.families.linear_gaussian.rows import save_rows
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import FAMILY, save_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, Record, RunError, Stage
@@ -54,13 +54,13 @@ NOT_CONVERGED = (
     "yet at its maximum"
 )
 AT_FLOOR = "at the lower bound of the noise variance"
-FLOOR_CURE = (
+FLOOR_ADVICE = (
     f"{MIN_SHARE:g} of a column's variance. The likelihood may have no maximum without this bound, "
     "and the LML then depends on it: leave out columns that others determine, or lower latent_dim"
 )
 MAX_SCALE_RATIO = 10.0
 """Ratio of two columns' standard deviations from which on a warning is given."""
-SCALE_CURE = (
+SCALE_ADVICE = (
     "PPCA has the same noise in all of them, so the largest decide. Set data.standardize=columns, "
     "or use model.family=factor_analysis"
 )
@@ -93,9 +93,9 @@ class LinearGaussianRun:
         try:
             yield from self._records(resumed)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            cure = "use fewer latent dimensions or a lower noise_precision"
+            advice = "use fewer latent dimensions or a lower noise_precision"
             detail = "a covariance is singular or too ill-conditioned for float64"
-            raise RunError("error", f"{detail}: {cure} ({error})") from error
+            raise RunError("error", f"{detail}: {advice} ({error})") from error
 
     def _records(self, resumed: TrainingState | None) -> Records[None]:
         if self.dtype != torch.float64:
@@ -108,16 +108,16 @@ class LinearGaussianRun:
         self.state.at_safe_point = True
         fitted: dict[int, LowRankGaussian] = {}
         has_folder = self.state.work_dir is not None
-        is_kept = has_folder and not trained and self.spec.model.init == "maximum_likelihood"
+        is_saved = has_folder and not trained and self.spec.model.init == "maximum_likelihood"
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
             yield from self._evaluate(models, {"seed": models.seed})
-            if self.spec.keeps_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
+            if self.spec.keeps_rows or (is_saved and (not fitted or self.spec.data.seed == "run")):
                 fitted[seed] = models.densities["model"]  # else all have the same
-        if is_kept:
-            yield self._kept(fitted, models.dataset)
+        if is_saved:
+            yield self._saved(fitted, models.dataset)
         if has_folder and self.spec.keeps_rows:
-            yield keep_rows(fitted, models.dataset, self.state.work_dir)
+            yield save_rows(fitted, models.dataset, self.state.work_dir)
         if has_folder and (file := keep_heldout_rows(models.dataset, self.state.work_dir)):
             yield file
 
@@ -132,9 +132,8 @@ class LinearGaussianRun:
         masks = torch.Generator().manual_seed(seed)
         dataset = self._dataset
         is_new = dataset is None
-        if (
-            spec.data.seed == "run"
-        ):  # one generator, in the published order: the data, then the masks
+        if spec.data.seed == "run":
+            # one generator, in the published order: the data, then the masks
             dataset = self._load(seed, masks)
         elif dataset is None:
             generator = torch.Generator().manual_seed(spec.data.seed)
@@ -143,7 +142,7 @@ class LinearGaussianRun:
         if is_new and isinstance(spec.data, UploadData):
             refuse_extreme(dataset, torch.float64)
             yield from self._scale_warning(dataset)
-            experiments = [None if one is None else one.experiment for one in self._models]
+            experiments = [None if m is None else m.experiment for m in self._models]
             unnamed = unnamed_columns_warning(FAMILY, experiments, dataset.columns)
             for warning in filter(None, (copies_warning(dataset), unnamed)):
                 yield Log("warning", warning)
@@ -168,15 +167,15 @@ class LinearGaussianRun:
 
     def _scale_warning(self, dataset: Dataset) -> Iterator[Record]:
         """Yield a warning if columns in different units count very differently in PPCA."""
-        if not any(isinstance(one, PpcaModel) for one in (self.spec.model, self.spec.baseline)):
+        if not any(isinstance(model, PpcaModel) for model in self._models):
             return
         scale, names = dataset.scale, dataset.columns or [*map(str, range(dataset.dim))]
-        least, largest = int(scale.argmin()), int(scale.argmax())
-        if scale[largest] <= MAX_SCALE_RATIO * scale[least]:
+        smallest, largest = int(scale.argmin()), int(scale.argmax())
+        if scale[largest] <= MAX_SCALE_RATIO * scale[smallest]:
             return
-        found = ", ".join(f"{scale[c].item():.3g} in {names[c]}" for c in (least, largest))
-        told = f"standard deviations differ much between columns: {found}. {SCALE_CURE}"
-        yield Log("warning", told)
+        units = ", ".join(f"{scale[c].item():.3g} in {names[c]}" for c in (smallest, largest))
+        message = f"standard deviations differ much between columns: {units}. {SCALE_ADVICE}"
+        yield Log("warning", message)
 
     def _initial(
         self, model: LinearGaussianSpec, dataset: Dataset, labels: Labels
@@ -210,7 +209,7 @@ class LinearGaussianRun:
         if floored:
             columns = [names[c] for c in floored]
             which = columns_are(columns, dataset.columns is not None, AT_FLOOR)
-            yield Log("warning", f"{labelled(labels)}: {which}, {FLOOR_CURE}")
+            yield Log("warning", f"{labelled(labels)}: {which}, {FLOOR_ADVICE}")
 
     def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Record]:
         yield Point("lml_fitting", fitted.iteration, fitted.lml, 0.0, 0, labels)
@@ -269,9 +268,9 @@ class LinearGaussianRun:
         for models, density in zip(of_seeds, trainer.densities(), strict=True):
             models.densities["model"] = _on_cpu(density)
         densities = {models.seed: models.densities["model"] for models in of_seeds}
-        yield self._kept(densities, of_seeds[0].dataset)
+        yield self._saved(densities, of_seeds[0].dataset)
 
-    def _kept(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
+    def _saved(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
         facts = kept_of(data, self.spec.data), header_of(data)
         return save_densities(densities, self.state.work_dir, *facts)

@@ -18,12 +18,12 @@ from mptcore.runtime.compiled import kernels, together
 
 Doubles = NDArray[np.float64]
 
-MOST = 64
+MAX_EPOCHS = 64
 """Maximum number of epochs at once."""
-MOST_WORK = 2**24
+MAX_WORK = 2**24
 """Maximum number of products of all dimensions and masks in the epochs at once, so that they take
 less than a tenth of a second if there are few starts. A run can only be saved between them."""
-MOST_OF_START = 2**19
+MAX_WORK_OF_START = 2**19
 """Maximum number of them in an epoch of a start, because a start is trained by one thread. The
 limit does not depend on threads or other starts, and so neither do the last digits."""
 
@@ -36,9 +36,9 @@ def epochs_at_once(loadings: Tensor, moment: FactoredMoment, masks_per_step: int
     starts, dim, latent_dim = loadings.shape
     table = latent_dim * (latent_dim + 1) // 2 + latent_dim * moment.factor.shape[-1]
     work = masks_per_step * dim * table
-    if work > MOST_OF_START:
+    if work > MAX_WORK_OF_START:
         return 0
-    return min(MOST, max(2, MOST_WORK // (starts * work)))
+    return min(MAX_EPOCHS, max(2, MAX_WORK // (starts * work)))
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class ShortSteps:
         _, diagonals = _arrays(self.data)
         noise = self.log_noise.detach().exp().expand(self.loadings.shape[:2]).contiguous().numpy()
         starts = zip(self.loadings.detach().numpy(), noise, strict=True)
-        found = [
-            loops.rounding(own, its_noise, _of_start(diagonals, s))
-            for s, (own, its_noise) in enumerate(starts)
+        errors = [
+            loops.rounding(loadings, variances, _of_start(diagonals, s))
+            for s, (loadings, variances) in enumerate(starts)
         ]
-        return bool(max(found) <= LIMIT)
+        return bool(max(errors) <= LIMIT)
 
     def take(
         self, masks: Tensor, epoch: int, every: int, others: Sequence[Callable[[], None]]
@@ -73,15 +73,15 @@ class ShortSteps:
         changed = self._changed()
         before = [array.copy() for array in changed]
         masked = masks.numpy()
-        found, taken = self._take(changed, masked, epoch, every, others)
+        curves, taken = self._take(changed, masked, epoch, every, others)
         if taken < masked.shape[1]:
             for array, old in zip(changed, before, strict=True):
                 array[:] = old
             masked = np.ascontiguousarray(masked[:, :taken])
-            found, _ = self._take(changed, masked, epoch, every, [])
+            curves, _ = self._take(changed, masked, epoch, every, [])
         for state in self.adam.state.values():
             state["step"] += taken
-        return found
+        return curves
 
     def _take(
         self,
@@ -98,28 +98,37 @@ class ShortSteps:
         rates = np.array([group["lr"], *group["betas"], group["eps"]])
         step = int(self.adam.state[self.loadings]["step"])
         data, heldout = _arrays(self.data), _arrays(self.heldout or _NONE)
-        found, taken = np.full((starts, 3, epochs), np.nan), [0] * starts
+        curves, taken = np.full((starts, 3, epochs), np.nan), [0] * starts
 
         def train(s: int) -> None:
-            own = [array[s] for array in changed]
+            arrays = [array[s] for array in changed]
             moments = [_of_start(array, s) for array in (*data, *heldout)]
             learns_noise = self.log_noise.requires_grad
             taken[s] = loops.train_steps(
-                *own, learns_noise, *moments, masked[s], epoch, every, step, rates, LIMIT, found[s]
+                *arrays,
+                learns_noise,
+                *moments,
+                masked[s],
+                epoch,
+                every,
+                step,
+                rates,
+                LIMIT,
+                curves[s],
             )
 
         together([*(partial(train, s) for s in range(starts)), *others])
-        return found, min(taken)
+        return curves, min(taken)
 
     def _changed(self) -> list[Doubles]:
         """Return what steps change: both parameters, each with its two moments."""
-        found = []
+        arrays = []
         for parameter in (self.loadings, self.log_noise):
             state = self.adam.state.get(parameter)
-            kept = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            moments = kept if state is None else (state["exp_avg"], state["exp_avg_sq"])
-            found += [one.detach().numpy() for one in (parameter, *moments)]
-        return found
+            zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            moments = zeros if state is None else (state["exp_avg"], state["exp_avg_sq"])
+            arrays += [tensor.detach().numpy() for tensor in (parameter, *moments)]
+        return arrays
 
 
 _NONE = FactoredMoment(torch.empty(1, 0, 0).double(), torch.empty(1, 0).double())
@@ -137,5 +146,5 @@ def _arrays(moment: FactoredMoment) -> tuple[Doubles, Doubles]:
 
 def _of_start(arrays: Doubles, start: int) -> Doubles:
     """Return the array of a start, which may be the same for all."""
-    found: Doubles = arrays[start % len(arrays)]
-    return found
+    array: Doubles = arrays[start % len(arrays)]
+    return array

@@ -45,13 +45,14 @@ def score_gradient(model: tuple[Tensor, ...], masks: Tensor, count: int) -> Scor
     loadings = scores.new_empty(starts * parts, dim, model[0].shape[-1])
     noise = scores.new_empty(starts * parts, dim)
     arrays = [*_arrays(model), masks.contiguous().numpy()]
-    of_parts = [one.numpy() for one in (scores, loadings, noise)]
+    outputs = scores, loadings, noise
+    of_parts = [tensor.numpy() for tensor in outputs]
 
     def part(first: int, end: int) -> None:
         compiled.score_gradients(*arrays, count, PART, first, end, *of_parts)
 
     in_threads(part, len(scores), -(-MIN_MASKS // min(PART, per_start)))
-    sums = [one.view(starts, parts, *one.shape[1:]).sum(1) for one in (scores, loadings, noise)]
+    sums = [tensor.view(starts, parts, *tensor.shape[1:]).sum(1) for tensor in outputs]
     return ScoreGradient(*sums)
 
 

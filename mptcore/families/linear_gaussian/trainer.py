@@ -83,7 +83,7 @@ class LinearGaussianTrainer:
         self.device = device
         self.by_residuals_from = NEVER
         """First epoch at which sums of moments are not precise enough."""
-        self._together: int | None = None
+        self._masks_at_once: int | None = None
         """Number of masks of a start that fitted in memory at once, if all did not fit."""
         shared = all(dataset is datasets[0] for dataset in datasets)
         self._datasets = datasets[:1] if shared else datasets
@@ -121,7 +121,7 @@ class LinearGaussianTrainer:
     def _epochs_at_once(self) -> int:
         """Return the number of epochs to train at once by compiled loops, 0 if they do not
         apply."""
-        spec, moments = self.spec, [one.moment for one in (self._full, self._heldout) if one]
+        spec, moments = self.spec, [data.moment for data in (self._full, self._heldout) if data]
         factored = [moment for moment in moments if isinstance(moment, FactoredMoment)]
         applies = self._by_score and spec.batch_size is None and not spec.learn_mean
         applies &= self.device.type == "cpu" and self.by_residuals_from == NEVER
@@ -169,24 +169,24 @@ class LinearGaussianTrainer:
         before, fractions = self.masks.states(), self._fractions(epochs)
         masks = self.masks.draw_several(fractions)
         with self.masks.several_ahead(self._fractions(self._epochs_from(epochs.stop))) as ahead:
-            found = steps.take(masks, self.epoch, self.spec.evaluate_every, ahead)
-        if found.shape[-1] < len(epochs):
-            epochs = epochs[: found.shape[-1]]
+            curves = steps.take(masks, self.epoch, self.spec.evaluate_every, ahead)
+        if curves.shape[-1] < len(epochs):
+            epochs = epochs[: curves.shape[-1]]
             self.masks.go_to(before)
             if not epochs:
                 return []
             self.masks.draw_several(self._fractions(epochs))
-        scores, lml, lml_heldout = found.transpose(1, 2, 0).tolist()  # (E, S) each
+        scores, lml, lml_heldout = curves.transpose(1, 2, 0).tolist()  # (E, S) each
         return [
-            self._trained(epoch, [-self.dim * score for score in own], *of_data)
-            for epoch, own, *of_data in zip(epochs, scores, lml, lml_heldout, strict=True)
+            self._trained(epoch, [-self.dim * score for score in of_epoch], *log_probs)
+            for epoch, of_epoch, *log_probs in zip(epochs, scores, lml, lml_heldout, strict=True)
         ]
 
     def _epochs_from(self, epoch: int) -> range:
         """Return the epochs from this one on that may be trained at once. Curves need the densities
         of their epoch, and the last epoch is not trained."""
         stops = (*self.spec.curve_at, self.spec.epochs)
-        stop = min([one for one in stops if one > epoch], default=epoch)
+        stop = min([stop for stop in stops if stop > epoch], default=epoch)
         return range(epoch, min(stop, epoch + self._at_once))
 
     def _fractions(self, epochs: range) -> list[float]:
@@ -244,7 +244,7 @@ class LinearGaussianTrainer:
             self._forget_gradient()
             return self._backward(-self._solver(data).log_prob())
         masks = self._masks(fraction).transpose(0, 1)  # (B, S, D)
-        parts = list(torch.split(masks, self._together or len(masks)))
+        parts = list(torch.split(masks, self._masks_at_once or len(masks)))
         return in_smaller_parts(lambda parts: self._by_masks(data, parts), parts, self._too_many)
 
     def _forget_gradient(self) -> None:
@@ -252,7 +252,7 @@ class LinearGaussianTrainer:
             parameter.grad = None
 
     def _too_many(self, parts: list[Tensor]) -> None:
-        self._together = -(-len(parts[0]) // 2)
+        self._masks_at_once = -(-len(parts[0]) // 2)
 
     def _by_masks(self, data: _Centred, parts: Sequence[Tensor]) -> Tensor:  # (S,)
         """Return the loss for the masks of all parts, (b, S, D) each, and add its gradient to the
@@ -267,7 +267,7 @@ class LinearGaussianTrainer:
                 scores = solver.scores(masks)
                 losses.append(self._backward(-self.dim * (scores.sum(-1) / count)))
             else:
-                losses.append(self._descend_by_hand(gradient))
+                losses.append(self._add_gradient(gradient))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def _backward(self, loss: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ class LinearGaussianTrainer:
         return loss.detach()
 
     @torch.no_grad()
-    def _descend_by_hand(self, score: ScoreGradient) -> Tensor:
+    def _add_gradient(self, score: ScoreGradient) -> Tensor:
         _add(self.loadings, -self.dim * score.loadings)
         if self.log_noise.requires_grad:
             gradient = -self.dim * score.noise_variance * self._noise()
@@ -302,21 +302,21 @@ class LinearGaussianTrainer:
     def _lml_losses(self, losses: list[float]) -> list[Point]:
         batch_size, labels = self.spec.batch_size, self._labels
         return [
-            lml_loss(self.epoch, loss, batch_size, own)
-            for own, loss in zip(labels, losses, strict=True)
+            lml_loss(self.epoch, loss, batch_size, of_start)
+            for of_start, loss in zip(labels, losses, strict=True)
         ]
 
     def _scored(self, name: SeriesName, epoch: int, values: list[float]) -> list[Point]:
         masks = self.spec.masks_per_step(self.dim)
         return [
-            score_of_step(name, epoch, value, masks, own)
-            for own, value in zip(self._labels, values, strict=True)
+            score_of_step(name, epoch, value, masks, labels)
+            for labels, value in zip(self._labels, values, strict=True)
         ]
 
     def _exact(self, name: SeriesName, epoch: int, values: list[float]) -> list[Point]:
         return [
-            Point(name, epoch, value, 0.0, 0, own)
-            for own, value in zip(self._labels, values, strict=True)
+            Point(name, epoch, value, 0.0, 0, labels)
+            for labels, value in zip(self._labels, values, strict=True)
         ]
 
     def _solver(self, data: _Centred) -> Solver:
@@ -348,7 +348,7 @@ class LinearGaussianTrainer:
         rows = sent(rows, self.device)
         if len(self._x) == 1:
             return self._x[0][rows]
-        return torch.stack([x[own] for x, own in zip(self._x, rows, strict=True)])
+        return torch.stack([x[indices] for x, indices in zip(self._x, rows, strict=True)])
 
     def _batch(self, x: Tensor) -> _Centred:
         """Return the mean and the second moment of the observations x (S, B, D) of a step."""
@@ -371,16 +371,16 @@ class LinearGaussianTrainer:
             return _factors(data, means)
         matrices = torch.cat([second_moment(x, m) for x, m in zip(data, means, strict=True)])
         if low_rank:
-            least = self._noise().min().item()
-            smaller = [compressed(matrix, least) for matrix in matrices]
+            min_noise = self._noise().min().item()
+            smaller = [compressed(matrix, min_noise) for matrix in matrices]
             factored = [moment for moment in smaller if isinstance(moment, FactoredMoment)]
             if len(factored) == len(smaller):
                 return stacked(factored)
         return _factors(data, means) if self.dim <= SMALL else DenseMoment(matrices)
 
     def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
-        together = torch.stack([part.detach() for part in parts]).to(self.device, torch.float64)
-        return together.clone().requires_grad_(learned)
+        stack = torch.stack([part.detach() for part in parts]).to(self.device, torch.float64)
+        return stack.clone().requires_grad_(learned)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.learned.tensors() | {ROUTE: torch.tensor(self.by_residuals_from)}

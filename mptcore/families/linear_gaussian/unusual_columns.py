@@ -40,15 +40,15 @@ def largest_residuals(
     columns = torch.zeros(len(x), count, dtype=torch.long)
     values = torch.full((len(x), count), torch.nan, dtype=torch.float64)
     patterns, pattern_of = patterns_of(x)
-    of_pattern = torch.split(pattern_of.argsort(stable=True), pattern_of.bincount().tolist())
-    for seen, rows in zip(patterns, of_pattern, strict=True):
-        marginal, names = density.marginal(seen), seen.nonzero().flatten()
-        seen_count = min(count, len(names))
+    rows_of_patterns = torch.split(pattern_of.argsort(stable=True), pattern_of.bincount().tolist())
+    for observed, rows in zip(patterns, rows_of_patterns, strict=True):
+        marginal, indices = density.marginal(observed), observed.nonzero().flatten()
+        observed_count = min(count, len(indices))
         for block in torch.split(rows, max(1, BLOCK_NUMBERS // density.dim)):
-            residuals = standardized_residuals(marginal, x[block][:, seen].double())
-            places = residuals.abs().topk(seen_count, dim=1).indices
-            columns[block, :seen_count] = names[places]
-            values[block, :seen_count] = residuals.gather(1, places)
+            residuals = standardized_residuals(marginal, x[block][:, observed].double())
+            largest = residuals.abs().topk(observed_count, dim=1).indices
+            columns[block, :observed_count] = indices[largest]
+            values[block, :observed_count] = residuals.gather(1, largest)
     return LargestResiduals(columns, values)
 
 

@@ -14,7 +14,7 @@ from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
 from mptcore.families.linear_gaussian.routes import solver_for
-from mptcore.families.linear_gaussian.rows import keep_rows
+from mptcore.families.linear_gaussian.rows import save_rows
 from tests.support.exact import Exact, relative_error
 
 DIM, K = 8, 3
@@ -91,7 +91,7 @@ def test_the_table_of_rows_with_missing_values_keeps_digits(noise: float, tmp_pa
     x = rows_of(density, True)
     for row, missing in enumerate([[], [2], [0], [4, 5, 6, 7], [0, 1, 3, 4, 5, 6, 7], [1, 2, 3]]):
         x[row, missing] = torch.nan
-    keep_rows({0: density}, Dataset(x), tmp_path)
+    save_rows({0: density}, Dataset(x), tmp_path)
     with (tmp_path / "rows.csv").open() as file:
         table = [*csv.DictReader(file)]
     for line, row in zip(table, x, strict=True):

@@ -77,9 +77,9 @@ def test_several_epochs_are_those_one_by_one(
     model = {**BASE["model"], **change.get("model", {}), "family": family}
     train = {"epochs": 30, "learning_rate": 0.1, **change.get("train", {})}
     spec = spec_of(**{**change, "model": model, "train": train})
-    monkeypatch.setattr(short_steps, "MOST", 7)
+    monkeypatch.setattr(short_steps, "MAX_EPOCHS", 7)
     several = trained(spec, calls)
-    monkeypatch.setattr(short_steps, "MOST", 0)
+    monkeypatch.setattr(short_steps, "MAX_EPOCHS", 0)
     assert_same(several, trained(spec))
     assert max(calls) > 1
 
@@ -112,7 +112,7 @@ def test_steps_stop_where_rounding_forbids_them(monkeypatch: pytest.MonkeyPatch)
     calls: list[int] = []
     several = trained(spec, calls)
     assert calls[:3] == [1, stop - 1, 1]
-    monkeypatch.setattr(short_steps, "MOST", 0)
+    monkeypatch.setattr(short_steps, "MAX_EPOCHS", 0)
     assert_same(several, trained(spec))
 
 
@@ -126,7 +126,7 @@ def test_a_first_step_that_only_the_loops_forbid_is_taken_alone(
     calls: list[int] = []
     alone = trained(spec, calls)
     assert set(calls) == {1}
-    monkeypatch.setattr(short_steps, "MOST", 0)
+    monkeypatch.setattr(short_steps, "MAX_EPOCHS", 0)
     assert_same(trained(spec), alone)
 
 
@@ -210,8 +210,8 @@ def test_the_last_digits_do_not_depend_on_the_epochs_at_once(
 ) -> None:
     """Also where one epoch is left before a curve."""
     spec, found = spec_of(train={"epochs": 12, "curve_at": [7]}), []
-    for most in (1, 3, 64):
-        monkeypatch.setattr(short_steps, "MOST", most)
+    for max_epochs in (1, 3, 64):
+        monkeypatch.setattr(short_steps, "MAX_EPOCHS", max_epochs)
         found.append(trained(spec))
     for points, _, state in found[1:]:
         assert points == found[0][0]

@@ -225,7 +225,7 @@ def test_a_resumed_training_does_not_restart(
         return advance(self)
 
     monkeypatch.setattr(LinearGaussianTrainer, "advance", counted)
-    monkeypatch.setattr(short_steps, "MOST", 2)
+    monkeypatch.setattr(short_steps, "MAX_EPOCHS", 2)
     spec = spec_of(train={"epochs": 6})
     first = run_records(spec, tmp_path, stop_after=14)
     assert epochs == [0, 1]
@@ -295,7 +295,7 @@ def test_a_non_finite_loss_stops_training_with_a_reason(
         return loss * torch.tensor([1.0, math.inf]) if self.epoch == 7 else loss
 
     monkeypatch.setattr(LinearGaussianTrainer, "_descent", overflowing)
-    monkeypatch.setattr(short_steps, "MOST", 0)
+    monkeypatch.setattr(short_steps, "MAX_EPOCHS", 0)
     with pytest.raises(RunError, match=r"seed 44 is not finite at epoch 7: lower"):
         _collect(spec_of(train={"epochs": 100}), records)
     points = series(records, "lml")[4]
