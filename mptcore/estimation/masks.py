@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.permutations import masks_of_sizes, permutations
-from mptcore.estimation.prefetch import ahead
+from mptcore.estimation.prefetch import prefetch
 from mptcore.specs import Masks
 
 Plan = Iterable[tuple[int, int]]
@@ -58,7 +58,7 @@ def draw_independent(
     """Draw masks in the published order: sizes, then P permutations for each size. The first m
     entries of each permutation are masked."""
     groups = _batches(plan, max_masks * -(-TOGETHER // max_masks))
-    for group, masks in ahead(
+    for group, masks in prefetch(
         lambda runs: masks_of_sizes(_each_size(runs), dim, generator), groups
     ):
         first = 0

@@ -11,31 +11,23 @@ ItemT = TypeVar("ItemT")
 DrawnT = TypeVar("DrawnT")
 
 
-def ahead(
+def prefetch(
     draw: Callable[[ItemT], DrawnT], items: Iterable[ItemT]
 ) -> Iterator[tuple[ItemT, DrawnT]]:
     """Yield each item with what is drawn for it, in order. If torch uses several threads, another
     thread draws for the next item while the caller uses the current one: random numbers are drawn
     one by one."""
-    rest = iter(items)
-    now = next(rest, None)
-    if now is None:
-        return
-    drawn = draw(now)
     if torch.get_num_threads() == 1:
-        yield now, drawn
-        yield from ((item, draw(item)) for item in rest)
-        return
-    following = next(rest, None)
-    if following is None:
-        yield now, drawn
+        yield from ((item, draw(item)) for item in items)
         return
     with ThreadPoolExecutor(1) as pool:
-        while following is not None:
-            coming = pool.submit(draw, following)
-            yield now, drawn
-            now, drawn, following = following, coming.result(), next(rest, None)
-        yield now, drawn
+        drawing = ((item, pool.submit(draw, item)) for item in items)
+        current = next(drawing, None)
+        while current is not None:
+            following = next(drawing, None)
+            item, drawn = current
+            yield item, drawn.result()
+            current = following
 
 
 class Prefetch(Iterator[ItemT]):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mptcore.estimation.prefetch import ahead
+from mptcore.estimation.prefetch import prefetch
 
 
 @pytest.fixture(params=[1, 2], ids="{} threads".format)
@@ -18,7 +18,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("count", range(5))
-def test_items_come_in_order_and_the_next_is_drawn_meanwhile(threads: int, count: int) -> None:
+def test_items_come_in_order_and_the_next_is_drawn_before(threads: int, count: int) -> None:
     drawn: list[int] = []
     is_drawn = [threading.Event() for _ in range(count)]
 
@@ -27,7 +27,7 @@ def test_items_come_in_order_and_the_next_is_drawn_meanwhile(threads: int, count
         is_drawn[item].set()
         return str(item)
 
-    for used, (item, text) in enumerate(ahead(draw, iter(range(count)))):
+    for used, (item, text) in enumerate(prefetch(draw, iter(range(count)))):
         assert (item, text) == (used, str(used))
         if threads > 1 and used + 1 < count:
             assert is_drawn[used + 1].wait(60)
@@ -39,8 +39,8 @@ def test_an_error_reaches_the_caller_after_the_items_before_it(threads: int) -> 
     def draw(item: int) -> int:
         return 1 // (2 - item)
 
-    found = ahead(draw, range(4))
-    assert next(found) == (0, 0)
+    pairs = prefetch(draw, range(4))
+    assert next(pairs) == (0, 0)
     with pytest.raises(ZeroDivisionError):
-        list(found)
+        list(pairs)
     assert threads == torch.get_num_threads()
