@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptcore.estimation.permutations import smallest_masked
 from mptcore.estimation.random_numbers import random_keys
-from mptcore.runtime.compiled import in_threads, together
+from mptcore.runtime.compiled import together
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
@@ -19,7 +19,7 @@ MIN_KEYS = 2**14
 """Minimum number of keys that are worth a thread."""
 
 
-class _Ready(NamedTuple):
+class _Prefetched(NamedTuple):
     """Masks drawn in advance, with the states of the generators before and after."""
 
     fractions: Sequence[float]
@@ -35,94 +35,80 @@ class StepMasks:
     def __init__(self, spec: EpochSchedule, dim: int, seeds: Sequence[int]):
         self.spec, self.dim = spec, dim
         self._generators = [generator_for(seed, "train masks") for seed in seeds]
-        self._ready: _Ready | None = None
+        self._prefetched: _Prefetched | None = None
 
-    def draw(self, fraction: float) -> Tensor:  # (S, B, D)
-        """Return the masks for a step at this fraction of the training. A mask covers the
+    def draw(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
+        """Return the masks for E steps at these fractions of the training. A mask covers the
         dimensions with the smallest random keys."""
-        sizes = self._sizes(fraction)
-        shape = (sizes.shape[1], self.dim)
-        keys = torch.empty(len(self._generators), *shape, dtype=torch.float64)
-
-        def draw(first: int, end: int) -> None:
-            for own, generator in zip(keys[first:end], self._generators[first:end], strict=True):
-                random_keys(own, generator)
-
-        in_threads(draw, len(keys), max(1, MIN_KEYS // keys[0].numel()))
-        return smallest_masked(keys, sizes.expand(len(keys), -1))
-
-    def draw_several(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
-        """Return the masks for E steps, as repeated calls of `draw` would."""
-        ready = self._take_ready(fractions)
-        if ready is not None:
-            return ready
-        masks = self._none_yet(fractions)
-        together(self._calls(fractions, masks))
+        if (prefetched := self._take_prefetched(fractions)) is not None:
+            return prefetched
+        masks = self._empty(fractions)
+        calls = self._calls(fractions, masks, in_one_thread=len(masks) > 1)
+        if masks.numel() >= 2 * MIN_KEYS:
+            together(calls)
+        else:
+            for call in calls:
+                call()
         return masks
 
     @contextmanager
-    def several_ahead(self, fractions: Sequence[float]) -> Iterator[list[Callable[[], None]]]:
+    def prefetch(self, fractions: Sequence[float]) -> Iterator[list[Callable[[], None]]]:
         """Draw the masks for the next E steps while others are computed: yield calls that draw
         them, one for each seed. They must be made before the context ends. The generators keep
         their states from before."""
-        before, masks = self.states(), self._none_yet(fractions)
-        yield self._calls(fractions, masks) if fractions else []
-        self._keep(fractions, before, masks)
+        before, masks = self.states(), self._empty(fractions)
+        yield self._calls(fractions, masks, in_one_thread=True) if fractions else []
+        self._prefetched = _Prefetched(fractions, before, self.states(), masks)
+        self.restore(before)
 
-    def _none_yet(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
+    def _empty(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
         masks = self.spec.masks_per_step(self.dim)
         shape = (len(self._generators), len(fractions), masks, self.dim)
         return torch.empty(shape, dtype=torch.bool)
 
-    def _calls(self, fractions: Sequence[float], masks: Tensor) -> list[Callable[[], None]]:
-        own = zip(self._generators, masks, strict=True)
-        return [partial(self._draw_several, fractions, *one) for one in own]
+    def _calls(
+        self, fractions: Sequence[float], masks: Tensor, in_one_thread: bool
+    ) -> list[Callable[[], None]]:
+        """Return calls that write the masks (S, E, B, D), one for each seed."""
+        pairs = zip(self._generators, masks, strict=True)
+        return [partial(self._draw_seed, fractions, *pair, in_one_thread) for pair in pairs]
 
-    def _draw_several(
-        self, fractions: Sequence[float], generator: torch.Generator, masks: Tensor
+    def _draw_seed(
+        self,
+        fractions: Sequence[float],
+        generator: torch.Generator,
+        masks: Tensor,  # (E, B, D), output
+        in_one_thread: bool,
     ) -> None:
-        """Write the masks (E, B, D) of a seed for E steps, in one thread."""
+        """Write the masks of a seed for E steps."""
         keys = torch.empty(masks.shape, dtype=torch.float64)
         if isinstance(self.spec.masks, UniformSize):
             sizes = torch.empty(masks.shape[:2], dtype=torch.int64)
-            for own, own_sizes in zip(keys, sizes, strict=True):
-                own_sizes[:] = torch.randint(1, self.dim + 1, (1,), generator=generator)
-                random_keys(own, generator)
+            for step_keys, step_sizes in zip(keys, sizes, strict=True):
+                step_sizes[:] = torch.randint(1, self.dim + 1, (1,), generator=generator)
+                random_keys(step_keys, generator)
         else:
             random_keys(keys, generator)
-            given = torch.tensor([self._given_sizes(fraction) for fraction in fractions])
-            sizes = given.repeat_interleave(self.spec.masks.per_size, dim=1)
-        masks[:] = smallest_masked(keys, sizes, in_one_thread=True)
+            of_steps = torch.tensor([self._given_sizes(fraction) for fraction in fractions])
+            sizes = of_steps.repeat_interleave(self.spec.masks.per_size, dim=1)
+        masks[:] = smallest_masked(keys, sizes, in_one_thread)
 
-    def _take_ready(self, fractions: Sequence[float]) -> Tensor | None:
+    def _take_prefetched(self, fractions: Sequence[float]) -> Tensor | None:
         """Return the masks drawn in advance, if they are those for these steps."""
-        ready, self._ready = self._ready, None
-        if ready is None or ready.fractions != fractions or not self._stand_at(ready.before):
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is None or prefetched.fractions != fractions:
             return None
-        self.go_to(ready.after)
-        return ready.masks
-
-    def _keep(self, fractions: Sequence[float], before: list[Tensor], masks: Tensor) -> None:
-        self._ready = _Ready(fractions, before, self.states(), masks)
-        self.go_to(before)
+        if not all(map(torch.equal, self.states(), prefetched.before)):
+            return None
+        self.restore(prefetched.after)
+        return prefetched.masks
 
     def states(self) -> list[Tensor]:
         return [generator.get_state() for generator in self._generators]
 
-    def _stand_at(self, states: list[Tensor]) -> bool:
-        return all(map(torch.equal, self.states(), states))
-
-    def go_to(self, states: list[Tensor]) -> None:
+    def restore(self, states: list[Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
-
-    def _sizes(self, fraction: float) -> Tensor:  # (S or 1, B)
-        masks = self.spec.masks
-        if isinstance(masks, UniformSize):
-            drawn = [torch.randint(1, self.dim + 1, (1,), generator=g) for g in self._generators]
-            return torch.stack(drawn).repeat_interleave(masks.per_size, dim=1)
-        sizes = torch.tensor([self._given_sizes(fraction)])
-        return sizes.repeat_interleave(masks.per_size, dim=1)
 
     def _given_sizes(self, fraction: float) -> list[int]:
         masks = self.spec.masks

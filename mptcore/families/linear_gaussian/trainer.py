@@ -167,15 +167,16 @@ class LinearGaussianTrainer:
         if not steps.keep_digits():
             return []
         before, fractions = self.masks.states(), self._fractions(epochs)
-        masks = self.masks.draw_several(fractions)
-        with self.masks.several_ahead(self._fractions(self._epochs_from(epochs.stop))) as ahead:
-            curves = steps.take(masks, self.epoch, self.spec.evaluate_every, ahead)
+        masks = self.masks.draw(fractions)
+        next_fractions = self._fractions(self._epochs_from(epochs.stop))
+        with self.masks.prefetch(next_fractions) as drawing:
+            curves = steps.take(masks, self.epoch, self.spec.evaluate_every, drawing)
         if curves.shape[-1] < len(epochs):
             epochs = epochs[: curves.shape[-1]]
-            self.masks.go_to(before)
+            self.masks.restore(before)
             if not epochs:
                 return []
-            self.masks.draw_several(self._fractions(epochs))
+            self.masks.draw(self._fractions(epochs))
         scores, lml, lml_heldout = curves.transpose(1, 2, 0).tolist()  # (E, S) each
         return [
             self._trained(epoch, [-self.dim * score for score in of_epoch], *log_probs)
@@ -331,7 +332,7 @@ class LinearGaussianTrainer:
         return self._noise().expand(len(self.seeds), self.dim)
 
     def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
-        return sent(self.masks.draw(fraction), self.device)
+        return sent(self.masks.draw([fraction])[:, 0], self.device)
 
     def _batches(self) -> Iterator[_Centred]:
         """Yield the moments of the observations of each step of an epoch."""

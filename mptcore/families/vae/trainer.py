@@ -104,7 +104,7 @@ class VaeTrainer:
         """Return the loss of each start, and add its gradient to its parameters. Append the points
         of the step to `points` if it is given."""
         fraction = self.epoch / self.spec.epochs
-        step_masks = self.masks.draw(fraction)  # (S, B, D)
+        step_masks = self.masks.draw([fraction])[:, 0]  # (S, B, D)
         masks = dict(zip(self.seeds, sent(step_masks, self.device), strict=True))
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):

@@ -34,20 +34,22 @@ def masks_of(sizes: list[int], generator: torch.Generator) -> Tensor:
 
 def test_masks_for_another_step_than_the_next_are_drawn_again() -> None:
     """After a ramp has gone on, and after the generators were restored."""
-    plain, ready = (step_masks(schedule="ramp", start=0.2, end=1.0, per_size=2) for _ in range(2))
+    plain, prefetching = (
+        step_masks(schedule="ramp", start=0.2, end=1.0, per_size=2) for _ in range(2)
+    )
 
-    def draw_ahead(fraction: float) -> None:
-        with ready.several_ahead([fraction]) as calls:
+    def prefetch(fraction: float) -> None:
+        with prefetching.prefetch([fraction]) as calls:
             for call in calls:
                 call()
 
-    draw_ahead(0.1)
-    assert torch.equal(ready.draw_several([0.9])[:, 0], plain.draw(0.9))
-    draw_ahead(0.9)
-    for one, other in zip(*(m.generators().values() for m in (ready, plain)), strict=True):
+    prefetch(0.1)
+    assert torch.equal(prefetching.draw([0.9])[:, 0], plain.draw([0.9])[:, 0])
+    prefetch(0.9)
+    for one, other in zip(*(m.generators().values() for m in (prefetching, plain)), strict=True):
         other.manual_seed(7)
         one.set_state(other.get_state())
-    assert torch.equal(ready.draw_several([0.9])[:, 0], plain.draw(0.9))
+    assert torch.equal(prefetching.draw([0.9])[:, 0], plain.draw([0.9])[:, 0])
 
 
 FRACTIONS = [0.1, 0.5, 0.9]
@@ -66,27 +68,27 @@ def test_masks_of_several_steps_are_those_of_each(schedule: dict[str, Any]) -> N
     """Also if they are drawn in advance; then the generators stay where they were."""
     plain, several = step_masks(**schedule), step_masks(**schedule)
     for _ in range(2):
-        expected = torch.stack([plain.draw(fraction) for fraction in FRACTIONS], dim=1)
+        expected = torch.stack([plain.draw([fraction])[:, 0] for fraction in FRACTIONS], dim=1)
         before = several.states()
-        with several.several_ahead(FRACTIONS) as calls:
+        with several.prefetch(FRACTIONS) as calls:
             assert len(calls) == 2
             for call in reversed(calls):
                 call()
         assert all(map(torch.equal, before, several.states()))
-        assert torch.equal(several.draw_several(FRACTIONS), expected)
-        expected = torch.stack([plain.draw(fraction) for fraction in FRACTIONS], dim=1)
-        assert torch.equal(several.draw_several(FRACTIONS), expected)
-    with several.several_ahead(FRACTIONS) as calls:
+        assert torch.equal(several.draw(FRACTIONS), expected)
+        expected = torch.stack([plain.draw([fraction])[:, 0] for fraction in FRACTIONS], dim=1)
+        assert torch.equal(several.draw(FRACTIONS), expected)
+    with several.prefetch(FRACTIONS) as calls:
         for call in calls:
             call()
-    assert torch.equal(several.draw(0.1), plain.draw(0.1))
+    assert torch.equal(several.draw([0.1])[:, 0], plain.draw([0.1])[:, 0])
 
 
 def test_no_steps_ahead_need_no_masks() -> None:
     several, plain = step_masks(schedule="all"), step_masks(schedule="all")
-    with several.several_ahead([]) as calls:
+    with several.prefetch([]) as calls:
         assert calls == []
-    assert torch.equal(several.draw_several([0.1])[:, 0], plain.draw(0.1))
+    assert torch.equal(several.draw([0.1])[:, 0], plain.draw([0.1])[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_masks_of_given_sizes(schedule: dict[str, Any], sizes: list[int]) -> Non
     for _ in range(2):  # a step continues where the previous one ended
         order = [size for size in sizes for _ in range(per_size)]
         expected = torch.stack([masks_of(order, generator) for generator in own])
-        assert torch.equal(drawn.draw(0.5), expected)
+        assert torch.equal(drawn.draw([0.5])[:, 0], expected)
 
 
 @pytest.mark.parametrize("per_size", [1, 3])
@@ -112,7 +114,7 @@ def test_a_uniform_size_is_drawn_for_each_step(per_size: int) -> None:
     drawn, seen = step_masks(schedule="uniform", per_size=per_size), set[int]()
     own = generators()
     for _ in range(40):
-        for masks, generator in zip(drawn.draw(0.0), own, strict=True):
+        for masks, generator in zip(drawn.draw([0.0])[:, 0], own, strict=True):
             size = int(torch.randint(1, DIM + 1, (1,), generator=generator))
             seen.add(size)
             assert torch.equal(masks, masks_of([size] * per_size, generator))
@@ -121,7 +123,7 @@ def test_a_uniform_size_is_drawn_for_each_step(per_size: int) -> None:
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.0, 1), (0.49, 2), (0.5, 3), (1.0, 5)])
 def test_a_ramp_s_size_follows_the_training(fraction: float, size: int) -> None:
-    masks = step_masks(schedule="ramp", start=0.2, end=1.0, per_size=1).draw(fraction)
+    masks = step_masks(schedule="ramp", start=0.2, end=1.0, per_size=1).draw([fraction])[:, 0]
     assert masks.sum(-1).tolist() == [[size], [size]]
 
 
