@@ -22,7 +22,7 @@ MAX_NAMED = 20
 """Maximum number of columns that are named."""
 
 
-def kept_of(data: Dataset, spec: DataSource) -> Mapping[str, Tensor]:
+def facts_of(data: Dataset, spec: DataSource) -> Mapping[str, Tensor]:
     """Return the tensors of the data that are saved beside a model's own."""
     tensors: dict[str, Tensor] = {}
     if data.scaling is not None:
@@ -71,7 +71,7 @@ def unnamed_columns_warning(
     return None
 
 
-def kept_scaling(
+def load_scaling(
     family: str, experiments: Iterable[str | None], spec: DataSource
 ) -> Scaling | None:
     """Return the shift and scale of the data that the first of these experiments, if any, trained
@@ -107,7 +107,7 @@ def id_columns(
     return columns
 
 
-def keep_heldout_rows(data: Dataset, folder: Path | None) -> Artifact | None:
+def save_heldout_rows(data: Dataset, folder: Path | None) -> Artifact | None:
     """Write the row numbers and ids of held-out observations under `folder`, if there are any."""
     if folder is None or data.heldout_rows is None or data.ids is None:
         return None

@@ -14,11 +14,11 @@ from mptcore.data.dataset import (
     refuse_missing,
 )
 from mptcore.data.saved_facts import (
+    facts_of,
     header_of,
-    keep_heldout_rows,
-    kept_of,
-    kept_scaling,
+    load_scaling,
     refuse_other_columns,
+    save_heldout_rows,
     unnamed_columns_warning,
 )
 from mptcore.estimation.estimate import over_rows
@@ -118,7 +118,7 @@ class LinearGaussianRun:
             yield self._saved(fitted, models.dataset)
         if has_folder and self.spec.keeps_rows:
             yield save_rows(fitted, models.dataset, self.state.work_dir)
-        if has_folder and (file := keep_heldout_rows(models.dataset, self.state.work_dir)):
+        if has_folder and (file := save_heldout_rows(models.dataset, self.state.work_dir)):
             yield file
 
     @property
@@ -160,7 +160,7 @@ class LinearGaussianRun:
         """Load the data. If a model was fitted to standardized data, they get the same shift and
         scale. Raises RunError."""
         experiments = [None if model is None else model.experiment for model in self._models]
-        scaling = kept_scaling(FAMILY, experiments, self.spec.data)
+        scaling = load_scaling(FAMILY, experiments, self.spec.data)
         dataset = load_arrays(self.spec.data, seed, generator, scaling)
         refuse_other_columns(FAMILY, experiments, dataset.columns)
         return dataset
@@ -272,7 +272,7 @@ class LinearGaussianRun:
 
     def _saved(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
-        facts = kept_of(data, self.spec.data), header_of(data)
+        facts = facts_of(data, self.spec.data), header_of(data)
         return save_densities(densities, self.state.work_dir, *facts)
 
 

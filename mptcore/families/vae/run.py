@@ -14,11 +14,11 @@ from mptcore.data.dataset import (
     refuse_missing,
 )
 from mptcore.data.saved_facts import (
+    facts_of,
     header_of,
-    keep_heldout_rows,
-    kept_of,
-    kept_scaling,
+    load_scaling,
     refuse_other_columns,
+    save_heldout_rows,
     unnamed_columns_warning,
 )
 from mptcore.estimation.evaluate import Evaluation
@@ -99,7 +99,7 @@ class VaeRun:
             seed = self.spec.data.seed
         if seed not in self._data:
             generator = torch.Generator().manual_seed(seed)
-            scaling = kept_scaling(FAMILY, [self.spec.model.experiment], self.spec.data)
+            scaling = load_scaling(FAMILY, [self.spec.model.experiment], self.spec.data)
             dataset = load_arrays(self.spec.data, seed, generator, scaling)
             refuse_other_columns(FAMILY, [self.spec.model.experiment], dataset.columns)
             refuse_missing(dataset, self.spec.missing_refusal)
@@ -137,7 +137,7 @@ class VaeRun:
             yield from annealed(start, self.spec.evaluate.ais)
         if start.seed == self.spec.seeds[0] and self.state.work_dir is not None:
             yield from pictures(start, self.state.work_dir)
-            if (file := keep_heldout_rows(start.dataset, self.state.work_dir)) is not None:
+            if (file := save_heldout_rows(start.dataset, self.state.work_dir)) is not None:
                 yield file
 
     def _evaluate(
@@ -190,7 +190,7 @@ class VaeRun:
             for start in starts
             for name, value in start.vae.state_dict().items()
         }
-        tensors |= kept_of(starts[0].dataset, self.spec.data)
+        tensors |= facts_of(starts[0].dataset, self.spec.data)
         header = {**weights_header(self.spec), **header_of(starts[0].dataset)}
         return keep_weights(FAMILY, tensors, header, self.state.work_dir)
 

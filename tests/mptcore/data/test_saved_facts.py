@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mptcore.data.dataset import Dataset
-from mptcore.data.saved_facts import id_columns, keep_heldout_rows
+from mptcore.data.saved_facts import id_columns, save_heldout_rows
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_no_two_columns_have_one_name(ids: list[str] | None, expected: list[str]
 def test_nothing_is_kept_without_ids_held_out_rows_or_a_folder(tmp_path: Path) -> None:
     data = Dataset(torch.zeros(4, 2), ids={"id": [*"abcd"]})
     heldout = data.held_out(1, 0)
-    assert keep_heldout_rows(data, tmp_path) is None
-    assert keep_heldout_rows(heldout, None) is None
-    assert keep_heldout_rows(Dataset(data.x).held_out(1, 0), tmp_path) is None
+    assert save_heldout_rows(data, tmp_path) is None
+    assert save_heldout_rows(heldout, None) is None
+    assert save_heldout_rows(Dataset(data.x).held_out(1, 0), tmp_path) is None
     assert not any(tmp_path.iterdir())
-    assert keep_heldout_rows(heldout, tmp_path) is not None
+    assert save_heldout_rows(heldout, tmp_path) is not None
