@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mptcore.estimation.random_numbers import KERNELS, random_words
-from mptcore.runtime.compiled import in_threads, kernels
+from mptcore.runtime.compiled import kernels, parallel_ranges
 
 MIN_PART = 64
 """Minimum number of masks that are worth a thread."""
@@ -30,7 +30,7 @@ def masks_of_sizes(sizes: Tensor, dim: int, generator: torch.Generator) -> Tenso
     def part(first: int, end: int) -> None:
         compiled.shuffled_masks(words, first, end, of_sizes, np.empty(dim, np.int32), found)
 
-    in_threads(part, count, MIN_PART)
+    parallel_ranges(part, count, MIN_PART)
     return masked
 
 
@@ -47,7 +47,7 @@ def smallest_masked(keys: Tensor, sizes: Tensor, in_one_thread: bool = False) ->
     def part(first: int, end: int) -> None:
         compiled.smallest(rows[first:end], of_rows[first:end], found[first:end])
 
-    in_threads(part, len(rows), len(rows) if in_one_thread else MIN_PART)
+    parallel_ranges(part, len(rows), len(rows) if in_one_thread else MIN_PART)
     return masked
 
 

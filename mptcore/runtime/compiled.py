@@ -31,8 +31,8 @@ def kernel(signature: str) -> Callable[[FunctionT], FunctionT]:
     runs without the interpreter's lock."""
     from numba import njit
 
-    made = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-    return cast(Callable[[FunctionT], FunctionT], made)
+    compiled = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+    return cast(Callable[[FunctionT], FunctionT], compiled)
 
 
 def inlined(*fastmath: str) -> Callable[[FunctionT], FunctionT]:
@@ -41,8 +41,8 @@ def inlined(*fastmath: str) -> Callable[[FunctionT], FunctionT]:
     results remain the same."""
     from numba import njit
 
-    made = njit(nogil=True, error_model="numpy", fastmath={"contract", *fastmath})
-    return cast(Callable[[FunctionT], FunctionT], made)
+    compiled = njit(nogil=True, error_model="numpy", fastmath={"contract", *fastmath})
+    return cast(Callable[[FunctionT], FunctionT], compiled)
 
 
 @cache
@@ -67,13 +67,13 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin)
-    kept = source.parent / "__pycache__"
-    compiled = _up_to_date(source, kept)
+    cache_folder = source.parent / "__pycache__"
+    compiled = _up_to_date(source, cache_folder)
     if not compiled:
         text = f"{name}: compiling; this takes some ten seconds, once per machine\n"
         sys.stderr.write(text)
-    if os.access(kept if kept.exists() else source.parent, os.W_OK):
-        for file in {*kept.glob(f"{source.stem}.*.nb?")} - compiled:
+    if os.access(cache_folder if cache_folder.exists() else source.parent, os.W_OK):
+        for file in {*cache_folder.glob(f"{source.stem}.*.nb?")} - compiled:
             file.unlink(missing_ok=True)
         yield
         return
@@ -82,8 +82,8 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
         try:
             from numba.core.caching import _CacheLocator
 
-            below = _CacheLocator.get_suitable_cache_subpath(str(source))  # type: ignore[no-untyped-call]
-            copy = Path(folder) / below
+            subpath = _CacheLocator.get_suitable_cache_subpath(str(source))  # type: ignore[no-untyped-call]
+            copy = Path(folder) / subpath
             copy.mkdir()
             for file in compiled:
                 shutil.copy(file, copy)
@@ -92,14 +92,14 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
             config.CACHE_DIR = before  # type: ignore[attr-defined]
 
 
-def _up_to_date(source: Path, kept: Path) -> set[Path]:
+def _up_to_date(source: Path, cache_folder: Path) -> set[Path]:
     """Return the files with compiled code of a module that are newer than this file and all modules
     beside it. Their loops are compiled into those that call them, and numba alone would use code
     compiled before these changed."""
     sources = [Path(__file__), *source.parent.glob("*.py")]
     changed = max(file.stat().st_mtime for file in sources)
-    found = kept.glob(f"{source.stem}.*.nb?")
-    return {file for file in found if file.stat().st_mtime >= changed}
+    files = cache_folder.glob(f"{source.stem}.*.nb?")
+    return {file for file in files if file.stat().st_mtime >= changed}
 
 
 @cache
@@ -110,7 +110,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
-def in_threads(compute: Callable[[int, int], None], count: int, at_least: int) -> None:
+def parallel_ranges(compute: Callable[[int, int], None], count: int, at_least: int) -> None:
     """Call `compute(first, end)` for parts of range(count), `at_least` numbers long or all, in as
     many threads as torch uses. Parts must not depend on each other."""
     threads = torch.get_num_threads()
@@ -123,8 +123,8 @@ def in_threads(compute: Callable[[int, int], None], count: int, at_least: int) -
     list(_pool(threads).map(compute, firsts, ends))
 
 
-def together(calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls, in as many threads as torch uses. They must not depend on each other."""
+def run_in_threads(calls: Sequence[Callable[[], None]]) -> None:
+    """Make the calls, in as many threads as torch uses. They must not depend on each other."""
     threads = torch.get_num_threads()
     if threads == 1 or len(calls) < 2:
         for call in calls:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptcore.estimation.permutations import smallest_masked
 from mptcore.estimation.random_numbers import random_keys
-from mptcore.runtime.compiled import together
+from mptcore.runtime.compiled import run_in_threads
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
@@ -45,7 +45,7 @@ class StepMasks:
         masks = self._empty(fractions)
         calls = self._calls(fractions, masks, in_one_thread=len(masks) > 1)
         if masks.numel() >= 2 * MIN_KEYS:
-            together(calls)
+            run_in_threads(calls)
         else:
             for call in calls:
                 call()

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mptcore.runtime.compiled import in_threads, kernels
+from mptcore.runtime.compiled import kernels, parallel_ranges
 
 KERNELS = "mptcore.families.linear_gaussian.kernels.low_rank"
 DENSE_KERNELS = "mptcore.families.linear_gaussian.kernels.dense"
@@ -46,7 +46,7 @@ class KernelTables:
         def part(first: int, end: int) -> None:
             compiled.moment_scores(*self.arguments, rows[first:end], scores[first:end])
 
-        in_threads(part, len(rows), MIN_PART)
+        parallel_ranges(part, len(rows), MIN_PART)
         return torch.from_numpy(scores)
 
 

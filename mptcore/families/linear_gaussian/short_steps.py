@@ -14,7 +14,7 @@ from torch import Tensor
 from mptcore.families.linear_gaussian.moments import FactoredMoment
 from mptcore.families.linear_gaussian.rounding import LIMIT
 from mptcore.families.linear_gaussian.step_gradient import KERNELS, fits_kernel
-from mptcore.runtime.compiled import kernels, together
+from mptcore.runtime.compiled import kernels, run_in_threads
 
 Doubles = NDArray[np.float64]
 
@@ -117,7 +117,7 @@ class ShortSteps:
                 curves[s],
             )
 
-        together([*(partial(train, s) for s in range(starts)), *others])
+        run_in_threads([*(partial(train, s) for s in range(starts)), *others])
         return curves, min(taken)
 
     def _changed(self) -> list[Doubles]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mptcore.families.linear_gaussian.kernel_tables import MAX_LATENT_DIM, products
 from mptcore.families.linear_gaussian.solver import ScoreGradient
-from mptcore.runtime.compiled import in_threads, kernels
+from mptcore.runtime.compiled import kernels, parallel_ranges
 
 KERNELS = "mptcore.families.linear_gaussian.kernels.train"
 PART = 128
@@ -51,7 +51,7 @@ def score_gradient(model: tuple[Tensor, ...], masks: Tensor, count: int) -> Scor
     def part(first: int, end: int) -> None:
         compiled.score_gradients(*arrays, count, PART, first, end, *of_parts)
 
-    in_threads(part, len(scores), -(-MIN_MASKS // min(PART, per_start)))
+    parallel_ranges(part, len(scores), -(-MIN_MASKS // min(PART, per_start)))
     sums = [tensor.view(starts, parts, *tensor.shape[1:]).sum(1) for tensor in outputs]
     return ScoreGradient(*sums)
 

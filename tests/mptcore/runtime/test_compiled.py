@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 import torch
 
-from mptcore.runtime.compiled import together
+from mptcore.runtime.compiled import run_in_threads
 from tests.support.forks import run_code
 
 REPOSITORY = Path(__file__).parents[3]
@@ -125,8 +125,8 @@ def test_calls_are_made_together(threads: int) -> None:
 
     torch.set_num_threads(threads)
     try:
-        together([first, made.set])
-        together([])
+        run_in_threads([first, made.set])
+        run_in_threads([])
     finally:
         torch.set_num_threads(before)
     assert made.is_set()
@@ -135,14 +135,14 @@ def test_calls_are_made_together(threads: int) -> None:
 def test_a_fork_has_threads_of_its_own(folder: Path) -> None:
     code = """
 import os, signal, torch
-from mptcore.runtime.compiled import in_threads
+from mptcore.runtime.compiled import parallel_ranges
 torch.set_num_threads(2)
 found = []
-in_threads(lambda first, end: found.append(end - first), 100, 1)
+parallel_ranges(lambda first, end: found.append(end - first), 100, 1)
 child = os.fork()
 if child == 0:
     signal.alarm(60)  # ends a child that waits for threads which it does not have
-    in_threads(lambda first, end: found.append(end - first), 100, 1)
+    parallel_ranges(lambda first, end: found.append(end - first), 100, 1)
     os._exit(sum(found) != 200)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
