@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import multivariate_normal
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
@@ -23,6 +22,10 @@ from mptcore.protocol.records import RunError
 from mptcore.runtime.compiled import kernels
 from mptcore.specs import FactorAnalysisModel, PpcaModel
 from mptlab_contract import masks_of
+from tests.mptcore.families.linear_gaussian.test_solvers import (
+    observed_log_prob,
+    score_by_definition,
+)
 
 DIM, WIDE = 5, 10
 CPU = torch.device("cpu")
@@ -53,27 +56,6 @@ def sample(n: int, share: float = 0.35, dim: int = DIM) -> Tensor:
     missing[0], missing[1] = False, torch.arange(dim) > 0
     missing[missing.all(1), 0] = False
     return x.masked_fill(missing, torch.nan)
-
-
-def observed_log_prob(density: LowRankGaussian, x: Tensor) -> float:
-    """The mean of log p(x_O), by scipy."""
-    covariance, mean = density.covariance.numpy(), density.mean.numpy()
-    rows = [(row, ~np.isnan(row)) for row in x.numpy()]
-    logs = [
-        multivariate_normal(mean[o], covariance[np.ix_(o, o)]).logpdf(row[o]) for row, o in rows
-    ]
-    return float(np.mean(logs))
-
-
-def score_by_definition(density: LowRankGaussian, x: Tensor, mask: Tensor) -> float:
-    """A row at a time, by dense matrices."""
-    total = 0.0
-    for row in x:
-        seen = ~row.isnan()
-        if (mask & seen).any():
-            own = density.marginal(seen).conditional_log_probs(row[None, seen], mask[seen])
-            total += (seen.sum().item() + 1) / (DIM + 1) * own.mean().item()
-    return total / len(x)
 
 
 @pytest.fixture(params=["numba", "torch"])
@@ -117,30 +99,6 @@ def test_tables_of_patterns_are_not_kept(route: str) -> None:
 
 
 @pytest.mark.usefixtures("route")
-@pytest.mark.parametrize("noise", [1.0, 1e-5], ids=["by moments", "by residuals"])
-def test_scores_of_all_masks_sum_to_the_lml_of_the_observed_values(noise: float) -> None:
-    density, x = density_of(noise), sample(30)
-    model = solver_for(density, x, CPU)
-    assert (model.note is None) == (noise == 1)
-    lml = observed_log_prob(density, x)
-    assert model.log_marginal_likelihood() == pytest.approx(lml, rel=1e-9)
-    masks = [masks_of(DIM, size) for size in range(1, DIM + 1)]
-    found = [model.scores(of_size) for of_size in masks]
-    assert sum(one.mean().item() for one in found) == pytest.approx(lml, rel=1e-9)
-    direct = [score_by_definition(density, x, mask) for mask in torch.cat(masks)]
-    assert torch.cat(found).tolist() == pytest.approx(direct, rel=1e-8)
-
-
-def test_a_joint_score_uses_the_observed_values() -> None:
-    density, x = density_of(), sample(30)
-    model, lml = solver_for(density, x, CPU), observed_log_prob(density, x)
-    for mask in itertools.islice(masks_of(DIM, 2), 4):
-        outside = x.masked_fill(mask, torch.nan)
-        kept = outside[~outside.isnan().all(1)]
-        rest = observed_log_prob(density, kept) * len(kept) / len(x)
-        assert model.joint_scores(mask[None]).item() == pytest.approx(lml - rest, abs=1e-11)
-
-
 @pytest.mark.parametrize("spec", MODELS, ids=["ppca", "given noise", "factor analysis"])
 def test_em_rises_to_a_maximum(spec: PpcaModel | FactorAnalysisModel) -> None:
     x = sample(300, 0.2, WIDE)

@@ -1,5 +1,5 @@
-"""Log-likelihoods and p-values of rows against sixty digits, from the dense covariance, where one
-noise variance is far below the others."""
+"""The density, and log-likelihoods and p-values of rows against sixty digits, from the dense
+covariance, where one noise variance is far below the others."""
 
 import csv
 from pathlib import Path
@@ -117,3 +117,35 @@ def test_scores_and_likelihoods_by_residuals_keep_their_digits(noise: float) -> 
     for mask, score, of_masked in rows:
         assert relative_error(score, truth.score(mask)) <= BOUND
         assert relative_error(of_masked, joint - truth.log_prob(~mask)) <= 4 * BOUND
+
+
+def test_a_density_checks_its_shapes() -> None:
+    with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(5,\), \(6,\)\]"):
+        LowRankGaussian(torch.zeros(6, 2), torch.zeros(5), torch.zeros(6))
+    with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(6,\), \(5,\)\]"):
+        LowRankGaussian(torch.zeros(6, 2), torch.zeros(6), torch.zeros(5))
+
+
+def test_marginal_and_conditionals_equal_the_dense_normal() -> None:
+    density = density_of(0.2)
+    x, places = rows_of(density, False), torch.tensor([4, 1])
+    dense = torch.distributions.MultivariateNormal(density.mean, density.covariance)
+    assert torch.allclose(density.log_prob(x), dense.log_prob(x))  # type: ignore[no-untyped-call]
+    some = density.marginal(places)
+    expected = torch.distributions.MultivariateNormal(
+        density.mean[places], density.covariance[places][:, places]
+    )
+    assert torch.allclose(some.log_prob(x[:, places]), expected.log_prob(x[:, places]))  # type: ignore[no-untyped-call]
+    masked = torch.arange(DIM) < 2
+    found = density.conditional_log_probs(x, masked)
+    rest = density.marginal((~masked).nonzero().flatten())
+    for j in (0, 1):
+        both = torch.cat([torch.tensor([j]), (~masked).nonzero().flatten()])
+        joint = density.marginal(both).log_prob(x[:, both])
+        assert torch.allclose(found[:, j], joint - rest.log_prob(x[:, ~masked]))
+
+
+def test_all_parts_of_a_density_are_moved() -> None:
+    density = density_of(0.2).to(torch.device("cpu"), torch.float32)
+    parts = density.loadings, density.mean, density.noise_variance
+    assert {part.dtype for part in parts} == {torch.float32}

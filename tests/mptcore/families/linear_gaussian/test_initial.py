@@ -11,15 +11,7 @@ from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.density import LowRankGaussian
 from mptcore.families.linear_gaussian.initial import closed_form, initial_density
 from mptcore.families.linear_gaussian.moments import (
-    DenseMoment,
-    FactoredMoment,
-    compressed,
-    data_factor,
-    moment_of,
-    rows_factor,
     second_moment,
-    stacked,
-    variances,
 )
 from mptcore.families.linear_gaussian.weights import load_density, save_densities
 from mptcore.protocol.records import Artifact, Log, RunError
@@ -142,87 +134,3 @@ def test_a_density_of_another_shape_or_noise_is_refused(kept: object) -> None:
 def test_without_a_folder_nothing_is_saved() -> None:
     found = save_densities({}, None, {}, {})
     assert found == Log("info", "the weights are not kept: no work directory was given")
-
-
-def test_all_parts_of_a_density_are_moved() -> None:
-    found = LowRankGaussian(normal(6, 2), normal(6), normal(6)).to(
-        torch.device("cpu"), torch.float32
-    )
-    moment = FactoredMoment(normal(4, 2), normal(4)).to(normal(1).float())
-    assert (moment.factor.dtype, moment.diagonal.dtype) == (torch.float32, torch.float32)
-    assert DenseMoment(normal(4, 4)).to(normal(1).float()).matrix.dtype == torch.float32
-    assert {part.dtype for part in (found.loadings, found.mean, found.noise_variance)} == {
-        torch.float32
-    }
-
-
-def test_a_density_checks_its_shapes() -> None:
-    with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(5,\), \(6,\)\]"):
-        LowRankGaussian(normal(6, 2), normal(5), normal(6))
-    with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(6,\), \(5,\)\]"):
-        LowRankGaussian(normal(6, 2), normal(6), normal(5))
-
-
-def test_marginal_and_conditionals_equal_the_dense_normal() -> None:
-    density = LowRankGaussian(normal(DIM, K), normal(DIM, seed=1), normal(DIM, seed=2).exp())
-    x, places = normal(4, DIM, seed=3), torch.tensor([4, 1])
-    dense = torch.distributions.MultivariateNormal(density.mean, density.covariance)
-    assert torch.allclose(density.log_prob(x), dense.log_prob(x))  # type: ignore[no-untyped-call]
-    some = density.marginal(places)
-    expected = torch.distributions.MultivariateNormal(
-        density.mean[places], density.covariance[places][:, places]
-    )
-    assert torch.allclose(some.log_prob(x[:, places]), expected.log_prob(x[:, places]))  # type: ignore[no-untyped-call]
-    masked = torch.arange(DIM) < 2
-    found = density.conditional_log_probs(x, masked)
-    rest = density.marginal((~masked).nonzero().flatten())
-    for j in (0, 1):
-        both = torch.cat([torch.tensor([j]), (~masked).nonzero().flatten()])
-        joint = density.marginal(both).log_prob(x[:, both])
-        assert torch.allclose(found[:, j], joint - rest.log_prob(x[:, ~masked]))
-
-
-def test_all_forms_of_a_moment_give_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check also rows that are processed in several parts."""
-    monkeypatch.setattr("mptcore.families.linear_gaussian.moments.ROWS", 100)
-    x, mean = data().x, normal(DIM, seed=9)
-    expected = (x - mean).mT @ (x - mean) / len(x)
-    assert torch.allclose(second_moment(x.float(), mean), expected, rtol=1e-5)
-    assert second_moment(x.float(), mean).dtype == torch.float64
-    assert torch.allclose(variances(x, mean), expected.diagonal())
-    for factor in (data_factor(x, mean), rows_factor(x, mean)):
-        assert torch.allclose(factor @ factor.mT, expected)
-    assert data_factor(x, mean).shape == (DIM, DIM)
-    assert rows_factor(x, mean).shape == (DIM, len(x))
-    both = second_moment(torch.stack([x, 2 * x]), torch.stack([mean, 2 * mean]))
-    assert torch.allclose(both, torch.stack([expected, 4 * expected]))
-
-
-def test_a_moment_is_factored_where_its_rank_is_low() -> None:
-    low = normal(12, 3)
-    matrix = low @ low.mT
-    found = compressed(matrix, 1.0)
-    assert isinstance(found, FactoredMoment)
-    assert found.factor.shape[1] <= 4
-    assert torch.allclose(found.factor @ found.factor.mT, matrix)
-    assert torch.allclose(found.diagonal, matrix.diagonal())
-    noisy = compressed(matrix + 1e-6 * torch.eye(12), 1.0)
-    assert isinstance(noisy, DenseMoment)
-    assert torch.equal(noisy.diagonal, (matrix + 1e-6 * torch.eye(12)).diagonal())
-    assert isinstance(compressed(matrix + 1e-6 * torch.eye(12), 1e6), FactoredMoment)
-    x = normal(4, 12, seed=5)
-    few = moment_of(x, torch.zeros(12, dtype=torch.float64), 1e-12)
-    assert isinstance(few, FactoredMoment)
-    assert few.factor.shape == (12, 4)
-    many = moment_of(normal(5, 12, seed=5), torch.zeros(12, dtype=torch.float64), 1e-12)
-    assert isinstance(many, DenseMoment)
-
-
-def test_moments_of_several_ranks_are_stacked() -> None:
-    one, other = (FactoredMoment(normal(4, q), normal(4, seed=q)) for q in (1, 3))
-    found = stacked([one, other])
-    assert found.factor.shape == (2, 4, 3)
-    assert torch.equal(found.factor[0, :, :1], one.factor)
-    assert found.factor[0, :, 1:].abs().max() == 0
-    assert torch.equal(found.factor[1], other.factor)
-    assert torch.equal(found.diagonal, torch.stack([one.diagonal, other.diagonal]))
