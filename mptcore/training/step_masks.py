@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptcore.estimation.permutations import smallest_masked
 from mptcore.estimation.random_numbers import random_keys
-from mptcore.runtime.compiled import run_in_threads
+from mptcore.runtime.compiled import parallel_ranges
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
@@ -42,56 +42,60 @@ class StepMasks:
         dimensions with the smallest random keys."""
         if (prefetched := self._take_prefetched(fractions)) is not None:
             return prefetched
-        masks = self._empty(fractions)
-        calls = self._calls(fractions, masks, in_one_thread=len(masks) > 1)
-        if masks.numel() >= 2 * MIN_KEYS:
-            run_in_threads(calls)
-        else:
-            for call in calls:
-                call()
-        return masks
+        keys = torch.empty(self._shape(fractions), dtype=torch.float64)
+        sizes = self._sizes(fractions).repeat(len(keys), 1, 1)
+
+        def draw_seeds(first: int, end: int) -> None:
+            for s in range(first, end):
+                self._draw_keys(self._generators[s], keys[s], sizes[s])
+
+        parallel_ranges(draw_seeds, len(keys), max(1, MIN_KEYS // keys[0].numel()))
+        return smallest_masked(keys.flatten(0, 1), sizes.flatten(0, 1)).view(keys.shape)
 
     @contextmanager
     def prefetch(self, fractions: Sequence[float]) -> Iterator[list[Callable[[], None]]]:
         """Draw the masks for the next E steps while others are computed: yield calls that draw
         them, one for each seed. They must be made before the context ends. The generators keep
         their states from before."""
-        before, masks = self.states(), self._empty(fractions)
-        yield self._calls(fractions, masks, in_one_thread=True) if fractions else []
+        before, masks = self.states(), torch.empty(self._shape(fractions), dtype=torch.bool)
+
+        def draw_seed(s: int) -> None:
+            keys, sizes = torch.empty(masks[s].shape, dtype=torch.float64), self._sizes(fractions)
+            self._draw_keys(self._generators[s], keys, sizes)
+            masks[s] = smallest_masked(keys, sizes, in_one_thread=True)
+
+        yield [partial(draw_seed, s) for s in range(len(masks))] if fractions else []
         self._prefetched = _Prefetched(fractions, before, self.states(), masks)
         self.restore(before)
 
-    def _empty(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
+    def _shape(self, fractions: Sequence[float]) -> tuple[int, int, int, int]:
         masks = self.spec.masks_per_step(self.dim)
-        shape = (len(self._generators), len(fractions), masks, self.dim)
-        return torch.empty(shape, dtype=torch.bool)
+        return len(self._generators), len(fractions), masks, self.dim
 
-    def _calls(
-        self, fractions: Sequence[float], masks: Tensor, in_one_thread: bool
-    ) -> list[Callable[[], None]]:
-        """Return calls that write the masks (S, E, B, D), one for each seed."""
-        pairs = zip(self._generators, masks, strict=True)
-        return [partial(self._draw_seed, fractions, *pair, in_one_thread) for pair in pairs]
-
-    def _draw_seed(
-        self,
-        fractions: Sequence[float],
-        generator: torch.Generator,
-        masks: Tensor,  # (E, B, D), output
-        in_one_thread: bool,
-    ) -> None:
-        """Write the masks of a seed for E steps."""
-        keys = torch.empty(masks.shape, dtype=torch.float64)
-        if isinstance(self.spec.masks, UniformSize):
-            sizes = torch.empty(masks.shape[:2], dtype=torch.int64)
-            for step_keys, step_sizes in zip(keys, sizes, strict=True):
-                step_sizes[:] = torch.randint(1, self.dim + 1, (1,), generator=generator)
-                random_keys(step_keys, generator)
+    def _sizes(self, fractions: Sequence[float]) -> Tensor:  # (E, B)
+        """Return the sizes of the masks for E steps. Random ones are drawn with the keys."""
+        masks = self.spec.masks
+        if isinstance(masks, UniformSize):
+            return torch.empty(len(fractions), masks.per_size, dtype=torch.int64)
+        if isinstance(masks, Ramp):
+            sizes = [[masks.size_at(fraction, self.dim)] for fraction in fractions]
         else:
+            sizes = [list(masks.mask_sizes(self.dim))] * len(fractions)
+        return torch.tensor(sizes).repeat_interleave(masks.per_size, dim=1)
+
+    def _draw_keys(
+        self,
+        generator: torch.Generator,
+        keys: Tensor,  # (E, B, D), output
+        sizes: Tensor,  # (E, B), overwritten if they are random
+    ) -> None:
+        """Draw the keys of a seed for E steps, and its sizes if these are random."""
+        if not isinstance(self.spec.masks, UniformSize):
             random_keys(keys, generator)
-            of_steps = torch.tensor([self._given_sizes(fraction) for fraction in fractions])
-            sizes = of_steps.repeat_interleave(self.spec.masks.per_size, dim=1)
-        masks[:] = smallest_masked(keys, sizes, in_one_thread)
+            return
+        for step_keys, step_sizes in zip(keys, sizes, strict=True):
+            step_sizes[:] = torch.randint(1, self.dim + 1, (1,), generator=generator)
+            random_keys(step_keys, generator)
 
     def _take_prefetched(self, fractions: Sequence[float]) -> Tensor | None:
         """Return the masks drawn in advance, if they are those for these steps."""
@@ -109,13 +113,6 @@ class StepMasks:
     def restore(self, states: list[Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
-
-    def _given_sizes(self, fraction: float) -> list[int]:
-        masks = self.spec.masks
-        assert not isinstance(masks, UniformSize)
-        if isinstance(masks, Ramp):
-            return [masks.size_at(fraction, self.dim)]
-        return list(masks.mask_sizes(self.dim))
 
     def generators(self) -> dict[str, torch.Generator]:
         """Return all generators by name."""
