@@ -86,6 +86,16 @@ def test_only_texts_of_one_group_and_length_have_the_same_masks() -> None:
     assert first_masks(other)[0] != masks[0]
 
 
+def test_texts_of_a_group_with_other_lengths_have_independent_masks() -> None:
+    """With one seed for all lengths, the first masks of most groups would hide the same places."""
+    groups = 30
+    watched = Watched(of_sizes(*[9, 10] * groups))
+    scores(watched, [f"group {i // 2}" for i in range(2 * groups)], 3.0)
+    masks = [of_text[0] for of_text in first_masks(watched, 1)]
+    equal = sum(masks[i] == masks[i + 1] for i in range(0, 2 * groups, 2))
+    assert equal < groups / 2
+
+
 def test_the_masks_of_a_text_do_not_depend_on_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on how many masks are drawn at a time."""
     toy = of_sizes(9, 9, 8, 9, 10)
