@@ -21,9 +21,9 @@ from benchmarks.language import text_spec
 from benchmarks.table import Row
 from mptcore.data.texts import texts
 from mptcore.families.masked_lm import corpus
+from mptcore.families.masked_lm.checkpoints import PretrainedSource, network_of
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
-from mptcore.families.masked_lm.pretrained import PretrainedSource, network_of
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.presets import PRESETS
 from mptcore.run import resumable

@@ -138,7 +138,7 @@ class _Parts:
     """The model and the text of a spec, for both ways."""
 
     def __init__(self, spec: MaskedLmExperiment):
-        self.pretrained = importlib.import_module("mptcore.families.masked_lm.pretrained")
+        self.pretrained = importlib.import_module("mptcore.families.masked_lm.checkpoints")
         corpora = importlib.import_module("mptcore.families.masked_lm.corpus")
         self.spec = spec
         torch.set_num_threads(spec.compute.threads)

@@ -126,7 +126,7 @@ def main() -> NoReturn:
     import_module("mptcore.run").load_kernels()  # and torch
     if TRANSFORMERS in sys.argv[2:]:
         import_module("mptcore.families.masked_lm.run")
-        import_module("mptcore.families.masked_lm.pretrained").preload()
+        import_module("mptcore.families.masked_lm.checkpoints").preload()
     core_digest()  # cached for every fork, as is the next
     outside_families()
     requests.send(b"r")

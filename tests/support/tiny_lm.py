@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from mptcore.families.masked_lm.pretrained import MASKED_LMS
+from mptcore.families.masked_lm.checkpoints import MASKED_LMS
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "a", "mat", "red", "old"]

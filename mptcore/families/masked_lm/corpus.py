@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.texts import Rows, texts
-from mptcore.families.masked_lm.pretrained import Tokenizer
+from mptcore.families.masked_lm.checkpoints import Tokenizer
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import PlainText, TextSource

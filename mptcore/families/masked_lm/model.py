@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
+from mptcore.families.masked_lm.checkpoints import Network
 from mptcore.families.masked_lm.corpus import repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
-from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.state import Records, RunState, Shape

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from mptcore.families.masked_lm import corpus, text_rows
-from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
-from mptcore.families.masked_lm.masked_batch import Masker
-from mptcore.families.masked_lm.model import MaskedLm
-from mptcore.families.masked_lm.mutations import MutationScoring
-from mptcore.families.masked_lm.mutations import read as read_mutations
-from mptcore.families.masked_lm.pretrained import (
+from mptcore.families.masked_lm.checkpoints import (
     FAMILY,
     PretrainedSource,
     Tokenizer,
@@ -20,6 +14,12 @@ from mptcore.families.masked_lm.pretrained import (
     positions,
     weights_header,
 )
+from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
+from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.mutations import MutationScoring
+from mptcore.families.masked_lm.mutations import read as read_mutations
 from mptcore.families.masked_lm.text_rows import TextRow, Texts
 from mptcore.families.masked_lm.text_scores import TextScoring
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer

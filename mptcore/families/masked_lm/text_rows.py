@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.texts import Rows, columns, texts
+from mptcore.families.masked_lm.checkpoints import Tokenizer
 from mptcore.families.masked_lm.corpus import (
     BATCH,
     Corpus,
@@ -25,7 +26,6 @@ from mptcore.families.masked_lm.corpus import (
     types_of,
 )
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
-from mptcore.families.masked_lm.pretrained import Tokenizer
 from mptcore.families.masked_lm.text_windows import Window, Windows, check_overlap, windows_of
 from mptcore.protocol.records import RunError
 from mptcore.specs import TextScores, TextSource

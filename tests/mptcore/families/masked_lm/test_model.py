@@ -13,6 +13,7 @@ import transformers
 
 from mptcore.families.masked_lm import model as lm
 from mptcore.families.masked_lm import packing
+from mptcore.families.masked_lm.checkpoints import MASKED_LMS, preload
 from mptcore.families.masked_lm.corpus import Corpus, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import (
@@ -20,7 +21,6 @@ from mptcore.families.masked_lm.model import (
     score_batches,
     score_sequences,
 )
-from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
 from mptcore.runtime.state import RunState
 from tests.support import tiny_lm
 from tests.support.runs import result_of

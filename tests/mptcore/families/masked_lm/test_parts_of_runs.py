@@ -14,7 +14,7 @@ import transformers
 
 from mptcore.data.texts import texts
 from mptcore.families.masked_lm import corpus
-from mptcore.families.masked_lm.pretrained import (
+from mptcore.families.masked_lm.checkpoints import (
     MASKED_LMS,
     PretrainedSource,
     fresh,

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mptcore.families.masked_lm import corpus
-from mptcore.families.masked_lm.pretrained import MASKED_LMS
+from mptcore.families.masked_lm.checkpoints import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Progress, Record, RunError
 from mptcore.run import resumable, run

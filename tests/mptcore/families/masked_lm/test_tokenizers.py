@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from mptcore.families.masked_lm.pretrained import MASKED_LMS, PretrainedSource, fast_esm
+from mptcore.families.masked_lm.checkpoints import MASKED_LMS, PretrainedSource, fast_esm
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import MaskedLmModel

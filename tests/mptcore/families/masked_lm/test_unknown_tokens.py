@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mptcore.families.masked_lm.pretrained import MASKED_LMS
+from mptcore.families.masked_lm.checkpoints import MASKED_LMS
 from mptcore.protocol.records import Log, Record
 from mptcore.run import resumable
 from mptcore.runtime.state import RunState
