@@ -157,7 +157,7 @@ class _Parts:
     def time_of_pass(self, rate: float) -> float:
         """Seconds for one pass as the runs make it, the masks included."""
         draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
-        lm = importlib.import_module("mptcore.families.masked_lm.model")
+        lm = importlib.import_module("mptcore.families.masked_lm.network")
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         model = lm.MaskedLm(self.network, torch.device("cpu"), torch.float32)
         sequences = torch.arange(len(self.corpus))
@@ -175,7 +175,7 @@ class _Parts:
 
     def bare_model(self) -> Any:
         """Model that cuts batches as bert-base does on a GPU, without a network."""
-        lm = importlib.import_module("mptcore.families.masked_lm.model")
+        lm = importlib.import_module("mptcore.families.masked_lm.network")
         bare = self.pretrained.transformers.BertForMaskedLM(
             self.pretrained.transformers.BertConfig(
                 hidden_size=4, num_hidden_layers=0, num_attention_heads=1, intermediate_size=4
@@ -205,7 +205,7 @@ class _Parts:
     def host_time(self) -> float:
         """Seconds of processor time for the curve, the network left out: the best of three."""
         draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
-        lm = importlib.import_module("mptcore.families.masked_lm.model")
+        lm = importlib.import_module("mptcore.families.masked_lm.network")
         evaluations = importlib.import_module("mptcore.families.masked_lm.evaluation")
         model = self.bare_model()
 

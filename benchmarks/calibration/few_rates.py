@@ -10,7 +10,7 @@ import torch
 
 from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Metric, Point, Record
 from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmEvaluate

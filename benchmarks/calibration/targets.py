@@ -15,7 +15,7 @@ from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
 from mptcore.runtime.state import Records, RunState

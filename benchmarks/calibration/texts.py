@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.calibration.any_order import Calibration, Toy
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import SIZE_POWER
 from mptcore.families.masked_lm.text_groups import Member, ranked

@@ -30,7 +30,7 @@ from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.run import run
 from mptcore.runtime.device import set_arithmetic

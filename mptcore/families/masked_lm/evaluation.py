@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.curve import RateCurve
 from mptcore.families.masked_lm.estimates import RateScores, cell_widths, mean_so_far
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
-from mptcore.families.masked_lm.model import GivenT, MaskedLm, ScoredBatch, score_batches
+from mptcore.families.masked_lm.network import GivenT, MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record

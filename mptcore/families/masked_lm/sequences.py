@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.estimates import (
     variance_of_variances,
 )
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
-from mptcore.families.masked_lm.model import ScoredBatch
+from mptcore.families.masked_lm.network import ScoredBatch
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record
 from mptcore.runtime.state import Records

@@ -16,7 +16,7 @@ from mptcore.families.masked_lm.masked_batch import (
     Masker,
     joined,
 )
-from mptcore.families.masked_lm.model import MaskedLm, score_batches
+from mptcore.families.masked_lm.network import MaskedLm, score_batches
 from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
 from mptcore.families.masked_lm.text_groups import MaskErrors
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds

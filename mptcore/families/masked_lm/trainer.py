@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Labels, Point
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts

@@ -8,7 +8,7 @@ import torch
 
 from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masked_batch import Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import (
     MaskedLmTrainer,
     _devices,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.specs import ExperimentSpec
 from mptlab_contract import ModelContract, SpecPart
 from tests.support import tiny_lm

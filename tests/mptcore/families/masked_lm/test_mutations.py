@@ -19,8 +19,8 @@ from mptcore.families.masked_lm import mutations
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
-from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.mutations import Change, WildType, changes_of
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.packing import Row
 from mptcore.protocol.records import Metric, Progress, Record, RunError
 from mptcore.run import resumable

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm import evaluation, packing
-from mptcore.families.masked_lm import model as lm
+from mptcore.families.masked_lm import network as lm
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
-from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.network import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.runtime.state import RunState

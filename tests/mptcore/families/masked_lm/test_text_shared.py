@@ -23,7 +23,7 @@ from benchmarks.calibration.texts import (
 )
 from mptcore.families.masked_lm import text_cumulative
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_groups import MaskErrors, Member, is_decided, ranked
 from mptcore.runtime.state import RunState

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.calibration.training import language_model
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.specs import MaskedLmTrain
 from tests.support import tiny_lm

@@ -1,4 +1,4 @@
-"""Score masked sequences with a masked language model."""
+"""Log probabilities of masked tokens by a masked language model, batch by batch."""
 
 import copy
 import math

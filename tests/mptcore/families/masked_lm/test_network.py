@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 
-from mptcore.families.masked_lm import model as lm
+from mptcore.families.masked_lm import network as lm
 from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS, preload
 from mptcore.families.masked_lm.corpus import Corpus, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
-from mptcore.families.masked_lm.model import (
+from mptcore.families.masked_lm.network import (
     MaskedLm,
     score_batches,
     score_sequences,
