@@ -22,7 +22,7 @@ from benchmarks.table import Row
 from mptcore.data.texts import texts
 from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.checkpoints import PretrainedSource, network_of
-from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.presets import PRESETS

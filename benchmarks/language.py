@@ -156,7 +156,7 @@ class _Parts:
 
     def time_of_pass(self, rate: float) -> float:
         """Seconds for one pass as the runs make it, the masks included."""
-        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        draws = importlib.import_module("mptcore.families.masked_lm.masks")
         lm = importlib.import_module("mptcore.families.masked_lm.network")
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         model = lm.MaskedLm(self.network, torch.device("cpu"), torch.float32)
@@ -188,7 +188,7 @@ class _Parts:
     def parts_of_steps(self, batch: int) -> tuple[float, float]:
         """Return the mean number of parts of training steps with this number of sentences, and
         their lengths."""
-        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        draws = importlib.import_module("mptcore.families.masked_lm.masks")
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         model = self.bare_model()
         model.network.train()
@@ -204,7 +204,7 @@ class _Parts:
 
     def host_time(self) -> float:
         """Seconds of processor time for the curve, the network left out: the best of three."""
-        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        draws = importlib.import_module("mptcore.families.masked_lm.masks")
         lm = importlib.import_module("mptcore.families.masked_lm.network")
         evaluations = importlib.import_module("mptcore.families.masked_lm.evaluation")
         model = self.bare_model()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mptcore.families.masked_lm.evaluation import TextEvaluation
-from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Metric, Point, Record
 from mptcore.runtime.state import RunState

@@ -14,7 +14,7 @@ from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.masked_lm.evaluation import TextEvaluation
-from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record

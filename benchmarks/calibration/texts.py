@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.calibration.any_order import Calibration, Toy
-from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import SIZE_POWER

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from mptcore.data.dataset import load_arrays
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Point

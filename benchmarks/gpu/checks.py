@@ -30,7 +30,7 @@ from benchmarks.gpu.inputs import (
 )
 from benchmarks.gpu.lines import Line, within
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Metric, Point

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.language import BERT_BASE
 from mptcore.families.masked_lm.checkpoints import fresh
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, score_sequences
 from mptcore.runtime.state import RunState
 from tests.support.runs import result_of

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.specs import PlainText
 from tests.support import tiny_lm
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from mptcore.families.masked_lm.checkpoints import Tokenizer
 from mptcore.families.masked_lm.corpus import Corpus, counted_from, of_sequences
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
-from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, VariantBatch
+from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker, VariantBatch
 from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.text_rows import (
     NO_TEXT,

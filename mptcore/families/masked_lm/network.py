@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mptcore.families.masked_lm.checkpoints import Network
 from mptcore.families.masked_lm.corpus import repeated
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
+from mptcore.families.masked_lm.masks import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves

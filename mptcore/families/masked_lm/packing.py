@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import counted_from, repeated
-from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.runtime.device import sent
 
 PACKED = "mpt_packed"

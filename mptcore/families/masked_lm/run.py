@@ -16,7 +16,7 @@ from mptcore.families.masked_lm.checkpoints import (
 )
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
-from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.mutations import MutationScoring
 from mptcore.families.masked_lm.mutations import read as read_mutations
 from mptcore.families.masked_lm.network import MaskedLm

@@ -17,7 +17,7 @@ from mptcore.families.masked_lm.estimates import (
     root,
     variance_of_variances,
 )
-from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
+from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.network import ScoredBatch
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record

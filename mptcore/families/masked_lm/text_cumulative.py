@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import repeated
-from mptcore.families.masked_lm.masked_batch import (
+from mptcore.families.masked_lm.masks import (
     CHUNK_TOKENS,
     KEY_BITS,
     MaskedBatch,

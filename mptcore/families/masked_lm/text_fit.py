@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import Corpus, repeated
-from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.masks import MaskedBatch
 
 SIZE_POWER = 0.75
 """The chance of a mask of at most m of D tokens is (m/D)^SIZE_POWER. The mean over a few tokens

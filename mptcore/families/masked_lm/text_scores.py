@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import counted_from, repeated
-from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_rounds import STRATA

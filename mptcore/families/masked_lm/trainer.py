@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import ONE_DRAW
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Labels, Point
 from mptcore.runtime.device import sent

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mptcore.estimation.estimate import ONE_DRAW
-from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import (
     MaskedLmTrainer,

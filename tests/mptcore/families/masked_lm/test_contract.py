@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.specs import ExperimentSpec
 from mptlab_contract import ModelContract, SpecPart

@@ -11,7 +11,7 @@ import torch
 from benchmarks.calibration.any_order import Toy
 from mptcore.families.masked_lm.estimates import Noise, cell_widths, finite_mean, per_token
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, Score, SequenceMetrics

@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from mptcore.families.masked_lm import mutations
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
+from mptcore.families.masked_lm.masks import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.mutations import Change, WildType, changes_of
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.packing import Row

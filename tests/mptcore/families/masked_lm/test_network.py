@@ -15,7 +15,7 @@ from mptcore.families.masked_lm import network as lm
 from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS, preload
 from mptcore.families.masked_lm.corpus import Corpus, repeated
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.network import (
     MaskedLm,
     score_batches,

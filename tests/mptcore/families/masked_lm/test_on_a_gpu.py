@@ -11,7 +11,7 @@ from torch import Tensor
 from mptcore.families.masked_lm import evaluation, packing
 from mptcore.families.masked_lm import network as lm
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer

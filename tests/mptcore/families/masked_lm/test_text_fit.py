@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.calibration.any_order import Toy
 from mptcore.families.masked_lm import text_cumulative
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import (

@@ -22,7 +22,7 @@ from benchmarks.calibration.texts import (
     truth,
 )
 from mptcore.families.masked_lm import text_cumulative
-from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_groups import MaskErrors, Member, is_decided, ranked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.calibration.training import language_model
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.specs import MaskedLmTrain

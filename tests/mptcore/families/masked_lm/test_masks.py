@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mptcore.families.masked_lm import masked_batch
-from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm import masks
+from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from tests.support import tiny_lm
 from tests.support.texts import corpus_of, sequence
 
@@ -71,7 +71,7 @@ def test_many_sequences_leave_few_bits_for_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Keys that are the same are no tokens more."""
-    monkeypatch.setattr(masked_batch, "KEY_BITS", 1)
+    monkeypatch.setattr(masks, "KEY_BITS", 1)
     own = masker()
     counts = own.corpus.sizes - 1
     draws = own.of_sizes(torch.arange(20), counts, torch.Generator().manual_seed(3))

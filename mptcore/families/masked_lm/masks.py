@@ -1,4 +1,4 @@
-"""Masked sequences: the hidden tokens, and the model's input."""
+"""Masks of tokens: drawn, enumerated, and as the model's input."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
