@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.estimates import Report
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.network import ScoredBatch
-from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, SequenceMetrics
 from mptcore.protocol.records import Metric
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import FAR_APART, Area, RateScores, cell_widths
-from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.estimates import FAR_APART, Area, RateScores, Report, cell_widths
 from mptcore.protocol.records import Record, RunError
 
 

@@ -16,10 +16,15 @@ from mptcore.estimation.allocation import (
 from mptcore.estimation.prefetch import Prefetch
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.curve import RateCurve
-from mptcore.families.masked_lm.estimates import RateScores, cell_widths, mean_so_far
+from mptcore.families.masked_lm.estimates import (
+    DIFFERENCE,
+    RateScores,
+    Report,
+    cell_widths,
+    mean_so_far,
+)
 from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.network import GivenT, MaskedLm, ScoredBatch, score_batches
-from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record
 from mptcore.runtime.state import Records, RunState

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
 from mptcore.families.masked_lm.estimates import (
+    DIFFERENCE,
     Noise,
+    Report,
     degrees_of_spread,
     finite_mean,
     per_token,
@@ -19,7 +21,6 @@ from mptcore.families.masked_lm.estimates import (
 )
 from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.network import ScoredBatch
-from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record
 from mptcore.runtime.state import Records
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import Noise, finite_mean, per_token
-from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.estimates import Noise, Report, finite_mean, per_token
 from mptcore.families.masked_lm.text_groups import (
     MaskErrors,
     Member,

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from benchmarks.calibration.any_order import Toy
-from mptcore.families.masked_lm.estimates import Noise, cell_widths, finite_mean, per_token
+from mptcore.families.masked_lm.estimates import Noise, Report, cell_widths, finite_mean, per_token
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch
-from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, Score, SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
 from mptcore.runtime.state import RunState
