@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,10 @@ FAR_APART = (
     "one mask of each sequence gives no standard error if there is one sequence, or if rates are "
     f"more than {MAX_GAP} apart: raise per_size"
 )
+UNSEEN, MIN_SHARE = 16, 1 / 16
+"""Minimum variance of a difference of texts with the same n masks after the pilot, as a fraction of
+that with independent masks: UNSEEN / n, at most 1 and at least MIN_SHARE. Two texts may differ in
+few contexts only, and few masks may have none of them."""
 
 
 class Variance(NamedTuple):
@@ -240,6 +245,24 @@ def root(square: Estimate) -> Estimate:
     if square.std_err is None or mean == 0:
         return replace(square, mean=mean)
     return replace(square, mean=mean, std_err=square.std_err / (2 * mean))
+
+
+@dataclass(frozen=True)
+class MaskErrors:
+    """The error of a text's score, mask by mask, if other texts of its group have the same masks.
+    The squares sum to the squared standard error."""
+
+    stream: int
+    """Number that texts with the same masks have in common."""
+    values: np.ndarray[tuple[int], np.dtype[np.float32]]  # (n,)
+
+    def std_err_of_difference(self, other: "MaskErrors") -> float:
+        """Return the standard error of the difference to the score of a text with the same masks.
+        It is 0 for equal texts, else not below its minimum."""
+        square = float(np.square(self.values - other.values).sum())
+        independent = float(np.square(self.values).sum() + np.square(other.values).sum())
+        min_share = min(1, max(MIN_SHARE, UNSEEN / len(self.values)))
+        return math.sqrt(max(square, min_share * independent)) if square > 0 else 0.0
 
 
 @dataclass(frozen=True)

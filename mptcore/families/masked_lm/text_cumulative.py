@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import repeated
+from mptcore.families.masked_lm.estimates import MaskErrors
 from mptcore.families.masked_lm.masks import (
     CHUNK_TOKENS,
     KEY_BITS,
@@ -18,7 +19,6 @@ from mptcore.families.masked_lm.masks import (
 )
 from mptcore.families.masked_lm.network import MaskedLm, score_batches
 from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
-from mptcore.families.masked_lm.text_groups import MaskErrors
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import MaskPlan, Records, RunState

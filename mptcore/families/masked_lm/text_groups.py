@@ -8,36 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mptcore.families.masked_lm.estimates import MaskErrors
 from mptcore.protocol.records import Labels, Metric, Record
 from mptcore.stats import centred_share, mean_ranks
 
-Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
-Errors = np.ndarray[tuple[int], np.dtype[np.float32]]
-
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
-UNSEEN, MIN_SHARE = 16, 1 / 16
-"""Minimum variance of a difference of texts with the same n masks after the pilot, as a fraction of
-that with independent masks: UNSEEN / n, at most 1 and at least MIN_SHARE. Two texts may differ in
-few contexts only, and few masks may have none of them."""
-
-
-@dataclass(frozen=True)
-class MaskErrors:
-    """The error of a text's score, mask by mask, if other texts of its group have the same masks.
-    The squares sum to the squared standard error."""
-
-    stream: int
-    """Number that texts with the same masks have in common."""
-    values: Errors  # (n,)
-
-    def std_err_of_difference(self, other: "MaskErrors") -> float:
-        """Return the standard error of the difference to the score of a text with the same masks.
-        It is 0 for equal texts, else not below its minimum."""
-        square = float(np.square(self.values - other.values).sum())
-        independent = float(np.square(self.values).sum() + np.square(other.values).sum())
-        min_share = min(1, max(MIN_SHARE, UNSEEN / len(self.values)))
-        return math.sqrt(max(square, min_share * independent)) if square > 0 else 0.0
 
 
 class Member(NamedTuple):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import Noise, Report, finite_mean, per_token
+from mptcore.families.masked_lm.estimates import MaskErrors, Noise, Report, finite_mean, per_token
 from mptcore.families.masked_lm.text_groups import (
-    MaskErrors,
     Member,
     accuracy,
     accuracy_by_category,

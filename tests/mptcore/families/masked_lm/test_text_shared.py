@@ -22,10 +22,11 @@ from benchmarks.calibration.texts import (
     truth,
 )
 from mptcore.families.masked_lm import text_cumulative
+from mptcore.families.masked_lm.estimates import MaskErrors
 from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
-from mptcore.families.masked_lm.text_groups import MaskErrors, Member, is_decided, ranked
+from mptcore.families.masked_lm.text_groups import Member, is_decided, ranked
 from mptcore.runtime.state import RunState
 from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
 from tests.support.runs import metric
