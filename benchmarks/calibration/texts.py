@@ -14,7 +14,7 @@ from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import SIZE_POWER
-from mptcore.families.masked_lm.text_groups import Member, ranked
+from mptcore.families.masked_lm.text_table import Member, ranked
 from mptcore.runtime.state import RunState
 
 TEXTS = 1000

@@ -26,7 +26,7 @@ from mptcore.families.masked_lm.estimates import MaskErrors
 from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
-from mptcore.families.masked_lm.text_groups import Member, is_decided, ranked
+from mptcore.families.masked_lm.text_table import Member, is_decided, ranked
 from mptcore.runtime.state import RunState
 from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
 from tests.support.runs import metric

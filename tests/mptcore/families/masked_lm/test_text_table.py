@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mptcore.families.masked_lm.text_groups import Member, accuracy, rank_correlation, ranked
+from mptcore.families.masked_lm.text_table import Member, accuracy, rank_correlation, ranked
 from mptcore.protocol.records import Metric
 
 
