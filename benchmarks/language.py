@@ -206,7 +206,7 @@ class _Parts:
         """Seconds of processor time for the curve, the network left out: the best of three."""
         draws = importlib.import_module("mptcore.families.masked_lm.masks")
         lm = importlib.import_module("mptcore.families.masked_lm.network")
-        evaluations = importlib.import_module("mptcore.families.masked_lm.evaluation")
+        evaluations = importlib.import_module("mptcore.families.masked_lm.curve")
         model = self.bare_model()
 
         def laid_out(masks: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mptcore.families.masked_lm.evaluation import TextEvaluation
+from mptcore.families.masked_lm.curve import TextEvaluation
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Metric, Point, Record

@@ -13,7 +13,7 @@ from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
-from mptcore.families.masked_lm.evaluation import TextEvaluation
+from mptcore.families.masked_lm.curve import TextEvaluation
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.presets import PRESETS

@@ -28,7 +28,7 @@ from benchmarks.gpu.lines import Line
 from benchmarks.gpu.processes import finished
 from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.evaluation import TextEvaluation
+from mptcore.families.masked_lm.curve import TextEvaluation
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer

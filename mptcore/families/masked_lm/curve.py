@@ -1,10 +1,257 @@
-"""The score as a function of the masking rate, rate by rate."""
+"""The score of a corpus as a function of the masking rate: rate by rate, or until the area below it
+has a target error; with the metrics of whole sequences."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
+from mptcore.estimation.allocation import (
+    Draw,
+    StratifiedSample,
+    sample_to_target,
+    target_records,
+)
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import FAR_APART, Area, RateScores, Report, cell_widths
-from mptcore.protocol.records import Record, RunError
+from mptcore.estimation.prefetch import Prefetch
+from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.estimates import (
+    DIFFERENCE,
+    FAR_APART,
+    Area,
+    RateScores,
+    Report,
+    cell_widths,
+    mean_so_far,
+)
+from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker
+from mptcore.families.masked_lm.network import GivenT, MaskedLm, ScoredBatch, score_batches
+from mptcore.families.masked_lm.sequences import SequenceMetrics
+from mptcore.protocol.records import Labels, Record, RunError
+from mptcore.runtime.state import Records, RunState
+from mptcore.specs import MaskedLmEvaluate
+from mptcore.specs.evaluate import pilot_masks
+from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
+
+PIECES = 10
+"""Number of pieces in which a long curve is scored. An interim estimate follows each piece."""
+PIECE_TOKENS = 2**17
+"""Minimum number of tokens in a piece, so that its batches are full."""
+MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
+"""Draw masks of the strata (B,) for sequences (B,), and return them with the weight of each score.
+"""
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """The models that are scored with the same masks: the model and, if there is one, the
+    baseline."""
+
+    spec: MaskedLmEvaluate
+    models: Mapping[str, MaskedLm]
+    masker: Masker
+    labels: Labels
+    state: RunState
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.masker.corpus
+
+    @property
+    def report(self) -> Report:
+        return Report(tuple(self.models), self.labels)
+
+    def records(self, generator: torch.Generator) -> Records[None]:
+        """Score masks drawn from the generator, and yield the scores and the metrics derived from
+        them."""
+        spec = self.spec
+        if spec.target_std_err is None:
+            yield from self._score_rates(generator)
+        else:
+            yield from self._score_to_target(generator, spec.target_std_err)
+        if not (spec.orders or spec.pll):
+            return
+        chosen = self._chosen(generator)
+        sequences = SequenceMetrics(self.report, self.masker, chosen, self._scored)
+        if spec.orders:
+            yield from sequences.orders(spec.orders, generator)
+        if spec.pll:
+            yield from sequences.pll()
+
+    def _chosen(self, generator: torch.Generator) -> Tensor:
+        """Choose the sequences that are measured as a whole, (n,)."""
+        n, most = len(self.corpus), self.spec.sequences
+        if most is None or most >= n:
+            return torch.arange(n)
+        return torch.randperm(n, generator=generator)[:most].sort().values
+
+    def _scored(
+        self,
+        batches: Iterable[tuple[MaskedBatch, GivenT]],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Iterator[ScoredBatch[GivenT] | None]:
+        """Score batches in order, and add the row of the difference: values (model_names, 2, B)."""
+        for one in score_batches(self.models, batches, self.state, meanwhile):
+            if isinstance(one, ScoredBatch) and len(self.models) > 1:
+                one.values = torch.cat([one.values, one.values[:1] - one.values[1:2]])
+            yield one
+
+    def _score_rates(self, generator: torch.Generator) -> Records[None]:
+        """Score all sequences at all rates."""
+        rates, n = self.spec.masks.rates, len(self.corpus)
+        curve = RateCurve(self.report, rates, n, self.spec.dimensions)
+        yield from self._each_rate(generator, curve.add)
+        yield from curve.end()
+
+    def _each_rate(
+        self, generator: torch.Generator, records_of: Callable[[RateScores], Iterator[Record]]
+    ) -> Records[None]:
+        """Score rate by rate, and yield the records of each rate as soon as it is scored."""
+        spec, n, models = self.spec.masks, len(self.corpus), len(self.report.model_names)
+        per_rate = spec.per_size * n
+        rates = torch.tensor(spec.rates, dtype=torch.float64)
+        plan = torch.arange(len(rates) * per_rate)  # rate by rate, mask by mask, all sequences
+        sums = torch.zeros(models, 0, dtype=torch.float64)
+        weights = torch.zeros(0, dtype=torch.float64)
+        left = list(spec.rates)
+        pieces = Prefetch(self._pieces(plan, rates[plan // per_rate], generator))
+        for scored in self._scored(pieces, pieces.draw):
+            if scored is None:
+                yield None
+                continue
+            weight = scored.given
+            sums = torch.cat([sums, scored.values[:, 0] * weight], 1)
+            weights = torch.cat([weights, weight])
+            while len(weights) >= per_rate:
+                of_rate = sums[:, :per_rate].reshape(models, spec.per_size, n)
+                weight_of_rate = weights[:per_rate].reshape(spec.per_size, n)
+                rate = left.pop(0)
+                visible = self.masker.visible_chance(rate)
+                yield from records_of(RateScores(rate, of_rate, weight_of_rate, visible))
+                sums, weights = sums[:, per_rate:], weights[per_rate:]
+            if weights.sum() > 0:
+                scores = mean_so_far(sums, weights, n)
+                yield from self.report.interim_points(left[0], len(weights), scores)
+
+    def _pieces(
+        self, plan: Tensor, rates: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[MaskedBatch, Tensor]]:
+        """Yield the masks of a plan and their weights in about ten pieces. The boundaries, and the
+        interim records there, depend only on the text and the plan."""
+        longest, n = int(self.corpus.lengths.max()), len(self.corpus)
+        piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
+        for places in self._chunks(plan % n):
+            masks, weights = self.masker.at_rates(plan[places] % n, rates[places], generator)
+            if len(places) <= piece:
+                yield masks, weights
+                continue
+            for part in torch.split(torch.arange(len(places)), piece):
+                yield masks[part], weights[part]
+
+    def _chunks(self, sequences: Tensor) -> Sequence[Tensor]:
+        """Split the positions of sequences (B,) into chunks of about CHUNK_TOKENS."""
+        tokens = self.corpus.lengths.index_select(0, sequences).cumsum(0)
+        begins = torch.searchsorted(tokens, torch.arange(1, int(tokens[-1]) + 1, CHUNK_TOKENS))
+        return torch.tensor_split(torch.arange(len(sequences)), torch.unique(begins)[1:])
+
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Records[None]:
+        """Score masks until the area has the target standard error. The strata are the rates, or
+        equal parts of the sizes from 1 to D."""
+        spec, names = self.spec, self.report.model_names
+        row = names.index(DIFFERENCE) if spec.target == "difference" else 0
+        if spec.target == "cumulative":
+            widths = torch.full((CUMULATIVE_STRATA,), 1 / CUMULATIVE_STRATA, dtype=torch.float64)
+            scale, draw = self._mean_size, self._draw(generator, self._of_sizes)
+        else:
+            widths = torch.tensor(cell_widths(spec.masks.rates), dtype=torch.float64)
+            scale, draw = spec.dimensions, self._draw(generator, self._at_rates)
+        pilot = pilot_masks(len(widths), spec.max_masks)
+        sample = yield from sample_to_target(
+            draw,
+            self.state.plan(spec.max_masks),
+            widths,
+            target / scale,
+            pilot,
+            row,
+            interim=self._interim,
+        )
+        for record in self._sample_records(sample):
+            yield record
+        total = sample.total_estimates()[row].scaled(scale)
+        for record in target_records(total, sample.masks, target, self.labels):
+            yield record
+
+    def _interim(self, sample: StratifiedSample) -> Iterator[Record]:
+        """Yield interim points after a round of masks, if the strata are rates."""
+        if self.spec.target == "cumulative":
+            return
+        for rate, scores in zip(self.spec.masks.rates, sample.estimates_so_far(), strict=True):
+            yield from self.report.interim_points(rate, sample.masks, scores)
+
+    @property
+    def _mean_size(self) -> float:
+        return self.corpus.sizes.double().mean().item()
+
+    def _draw(self, generator: torch.Generator, masks_of: MasksOf) -> Draw:
+        """Return a function that scores masks of each stratum. It draws sequences with a
+        probability proportional to their length, so that the mean log probability estimates that of
+        a token. No stratum is enumerated."""
+        sizes = self.corpus.sizes.double()
+
+        def drawn(places: Tensor) -> Iterator[tuple[MaskedBatch, Tensor]]:
+            chosen = torch.multinomial(sizes, len(places), True, generator=generator)
+            for part in self._chunks(chosen):
+                yield masks_of(places[part], chosen[part], generator)
+
+        def draw(counts: Tensor, _: Tensor) -> Records[Tensor]:
+            plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
+            means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
+            batches = Prefetch(drawn(plan))
+            for scored in self._scored(batches, batches.draw):
+                if scored is None:
+                    yield None
+                else:
+                    means.append(scored.values[:, 0] * scored.given)
+            return torch.cat(means, 1)
+
+        return draw
+
+    def _at_rates(
+        self, places: Tensor, chosen: Tensor, generator: torch.Generator
+    ) -> tuple[MaskedBatch, Tensor]:
+        """Mask sequences (B,) at the rates with the given indices (B,), and return their
+        weights."""
+        at = torch.tensor(self.spec.masks.rates, dtype=torch.float64)[places]
+        masks, weights = self.masker.at_rates(chosen, at, generator)
+        return masks, weights / (at * self.corpus.sizes[chosen])
+
+    def _of_sizes(
+        self, places: Tensor, chosen: Tensor, generator: torch.Generator
+    ) -> tuple[MaskedBatch, Tensor]:
+        """Mask sequences (B,) with sizes that are uniform from 1 to D over all parts. Part k of K
+        (B,) covers the rates from k / K to (k + 1) / K."""
+        within = torch.rand(len(places), generator=generator, dtype=torch.float64)
+        rates = (places + 1 - within) / CUMULATIVE_STRATA  # above 0, at most 1
+        sizes = (rates * self.corpus.sizes[chosen]).ceil().long()
+        return self.masker.of_sizes(chosen, sizes, generator), torch.ones_like(rates)
+
+    def _sample_records(self, sample: StratifiedSample) -> Iterator[Record]:
+        rates, report = self.spec.masks.rates, self.report
+        totals = sample.total_estimates()
+        if self.spec.target == "cumulative":
+            for name, total in zip(report.model_names, totals, strict=True):
+                yield report.metric("cumulative", name, total.scaled(self._mean_size))
+                yield from report.per_token(name, total, "cumulative")
+            return
+        for rate, estimates in zip(rates, sample.estimates(), strict=True):
+            for name, estimate in zip(report.model_names, estimates, strict=True):
+                yield report.point(name, rate, estimate)
+        for name, area in zip(report.model_names, totals, strict=True):
+            unknown = replace(area, std_err=None)
+            width, tokens = sum(cell_widths(rates)), self.spec.dimensions
+            yield from report.area(name, area, width, tokens, unknown)
 
 
 class RateCurve:
@@ -48,3 +295,13 @@ class RateCurve:
             else:
                 estimate = variance.estimate(mean, scores.n, model)
             yield self.report.point(name, scores.rate, estimate, FAR_APART)
+
+
+def total_masks(spec: MaskedLmEvaluate, corpus: Corpus) -> int:
+    """Return the maximum number of masks scored for one curve and its metrics."""
+    curve = len(spec.masks.rates) * spec.masks.per_size * len(corpus)
+    if spec.target_std_err is not None:
+        curve = spec.max_masks
+    sizes = corpus.sizes.double()
+    share = 1.0 if spec.sequences is None else min(1.0, spec.sequences / len(corpus))
+    return curve + int((spec.orders + spec.pll) * share * sizes.sum().item())

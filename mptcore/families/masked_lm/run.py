@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.checkpoints import (
     weights_header,
 )
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
+from mptcore.families.masked_lm.curve import TextEvaluation, total_masks
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.mutations import MutationScoring
 from mptcore.families.masked_lm.mutations import read as read_mutations

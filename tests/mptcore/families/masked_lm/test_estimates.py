@@ -1,231 +1,163 @@
-"""Every figure's standard error is as large as its figure's spread over seeds."""
+"""Estimates of language models by hand, and the names of their records."""
 
 import math
-from collections.abc import Iterable, Iterator
-from statistics import NormalDist, fmean, variance
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 
-from benchmarks.calibration.any_order import Toy
-from mptcore.families.masked_lm.estimates import Noise, Report, cell_widths, finite_mean, per_token
-from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
-from mptcore.families.masked_lm.masks import MaskedBatch, Masker
-from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch
-from mptcore.families.masked_lm.sequences import Pass, Score, SequenceMetrics
-from mptcore.protocol.records import Log, Point, Record
-from mptcore.runtime.state import RunState
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.estimates import (
+    Area,
+    Noise,
+    RateScores,
+    Report,
+    Variance,
+    cell_widths,
+    degrees_of_spread,
+    finite_mean,
+    mean_so_far,
+    per_token,
+    root,
+    variance_of_one_mask,
+    variance_of_variances,
+)
+from mptcore.protocol.records import Labels, Metric, Record
 from mptcore.specs import MaskedLmEvaluate
-from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
-from tests.support import tiny_lm
-from tests.support.runs import metric, records_of, result_of, std_err_of, value_of
-from tests.support.strata import deviations
-from tests.support.texts import CPU, corpus_of
-
-RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
-SEEDS = 40
 
 
-@pytest.fixture(scope="module")
-def models() -> dict[str, MaskedLm]:
-    return {
-        "model": MaskedLm(tiny_lm.network(scale=8.0), CPU, torch.float32),
-        "baseline": MaskedLm(tiny_lm.network("roberta", scale=8.0), CPU, torch.float32),
-    }
+def scores(sums: list[list[float]], weights: list[list[float]], rate: float = 0.5) -> RateScores:
+    """Scores of a model, and of a model whose log probabilities are three times as low."""
+    own = torch.tensor(sums, dtype=torch.float64)
+    return RateScores(rate, torch.stack([own, 3 * own]), torch.tensor(weights).double())
 
 
-def evaluated(
-    models: dict[str, MaskedLm], seed: int, *, sequences: int = 12, **spec: Any
-) -> list[Record]:
-    masker = Masker(corpus_of(tiny_lm.lines(sequences)), 4, 15)
-    asked = MaskedLmEvaluate.model_validate({"dimensions": 10, **spec})
-    state = RunState()
-    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, state)
-    records = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
-    assert state.masks <= total_masks(asked, masker.corpus)
-    return records
+TWO = scores([[-2.0, -6.0], [0.0, -2.0]], [[1, 2], [0, 2]])
+"""Five tokens with the mean −2, from which the masks are off by 0 and −2, and by 0 and 2."""
+ONE = scores([[-1.0, -7.0]], [[1, 3]])
+"""Four tokens with the mean −2, from which the sequences are off by 1 and −1."""
 
 
-def check_calibration(values: list[float], errors: list[float | None]) -> None:
-    """The variance of the values over that of their standard errors is within the 99 % interval for
-    this number of normal values: for 40, variances are off by less than a factor of 2."""
-    known = [error for error in errors if error is not None]
-    assert len(known) == len(values)
-    degrees = len(values) - 1
-    ratio = variance(values) / fmean(error**2 for error in known)
-    assert chi_square(0.005, degrees) < ratio * degrees < chi_square(0.995, degrees)
+def test_the_mean_over_masked_tokens() -> None:
+    assert (TWO.total, TWO.n) == (5, 3)
+    assert TWO.means().tolist() == [-2, -6]
+    assert TWO.residuals().tolist() == [[0, 0], [0, 0]]
+    assert ONE.residuals().tolist() == [[0.25, -0.25], [0.75, -0.75]]
 
 
-def chi_square(probability: float, degrees: int) -> float:
-    """The quantile, by the cube of a normal one (Wilson and Hilferty 1931)."""
-    spread = 2 / (9 * degrees)
-    return degrees * (1 - spread + NormalDist().inv_cdf(probability) * math.sqrt(spread)) ** 3
+def test_the_variance_over_masks_of_a_sequence() -> None:
+    """The variance of −2 and 2 is 8, so two masks in five tokens give 2 · 8 / 25. Sequences of 1
+    and 4 tokens count as 25 / 17, with two thirds of a degree of freedom each."""
+    found = TWO.variance([ONE])
+    assert found is not None
+    assert found.value.tolist() == pytest.approx([16 / 25, 9 * 16 / 25])
+    assert found.degrees == pytest.approx(2 / 3 * 25 / 17)
+    three = scores([[-1.0], [-2.0], [-6.0]], [[1], [1], [1]]).variance([])
+    assert three is not None
+    assert three.value[0].item() == pytest.approx(3 * 7 / 9)
+    assert three.degrees == pytest.approx(4 / 3)
 
 
-@pytest.mark.parametrize("factor", [0.76, 1.96])
-def test_the_calibration_check_detects_wrong_errors(factor: float) -> None:
-    """The deviation is the largest that passed with 60 seeds when the bounds were about 0 and 2."""
-    draws = torch.randn(SEEDS, generator=torch.Generator().manual_seed(2)).double()
-    values = (draws / draws.std()).tolist()
-    check_calibration(values, [1.0] * SEEDS)
-    with pytest.raises(AssertionError):
-        check_calibration(values, [factor] * SEEDS)
+def test_masks_that_hide_all_tokens_are_no_replicates() -> None:
+    """With equal lengths a chance of 0.2 counts as a fifth of a sequence. A text whose masks cannot
+    vary does not count, and its error of 0 is exact."""
+    four = scores([[-2.0] * 4] * 2, [[1] * 4] * 2)
+    chance = torch.tensor([0.2, 0.2, 0.2, 0.0], dtype=torch.float64)
+    rare, never = replace(four, visible=chance), replace(four, visible=0 * chance)
+    assert four.sequences == 4
+    assert rare.sequences == pytest.approx(0.6)
+    for one, degrees in ((rare, 2 / 3 * 0.6), (never, math.inf)):
+        found = one.variance([])
+        assert found is not None
+        assert found.degrees == pytest.approx(degrees)
+        assert found.estimate(-2.0, 8, 0).known_std_err == (0 if one is never else None)
+        alone = variance_of_one_mask(replace(one, weights=one.weights[:1]), [one])
+        assert alone is not None
+        assert alone.degrees == (0 if one is rare else math.inf)
 
 
-@pytest.mark.parametrize("per_size", [1, 3])
-def test_the_area_s_error_is_its_spread(models: dict[str, MaskedLm], per_size: int) -> None:
-    rates = RATES if per_size > 1 else [percent / 100 for percent in range(5, 100, 5)]
-    masks = {"schedule": "rates", "rates": rates, "per_size": per_size}
-    runs = [evaluated(models, seed, masks=masks, sequences=16) for seed in range(SEEDS)]
-    for name, labels in (("area", {"model": "model"}), ("area_difference", {})):
-        found = [metric(run, name, **labels) for run in runs]
-        check_calibration([value_of(f) for f in found], [f.std_err for f in found])
-    points = [
-        p
-        for run in runs
-        for p in run
-        if isinstance(p, Point) and p.x == 0.1 and p.labels.get("model") == "baseline"
-    ]
-    check_calibration([value_of(p) for p in points], [p.std_err for p in points])
+def test_the_variance_of_one_mask_is_that_of_its_neighbours() -> None:
+    """Squares of differences, (1 / 4)² twice, in the share that the tokens give: with half as many
+    at the other rate, a third. The mean over both neighbours."""
+    flat = scores([[-3.0, -3.0]], [[1, 1]])
+    turned = scores([[-7.0, -1.0]], [[3, 1]])
+    one = ONE.variance([flat])
+    assert one is not None
+    assert one.value.tolist() == pytest.approx([2 / 16 / 3 * 2, 9 * 2 / 16 / 3 * 2])
+    assert one.degrees == pytest.approx(2 / 3 * (16 / 10 - 1))
+    both = variance_of_one_mask(ONE, [flat, turned])
+    assert both is not None
+    assert both.value[0].item() == pytest.approx((1 / 24 + 2 / 4 / 2) / 2 * 2)
+    assert ONE.variance([]) is None
+    alone = scores([[-3.0]], [[1]])
+    assert variance_of_one_mask(alone, [alone]) is None
+    three = scores([[-1.0, -2.0, -6.0]], [[1, 1, 1]])
+    level = scores([[-1.0, -1.0, -1.0]], [[1, 1, 1]])
+    found = three.variance([level])
+    assert found is not None
+    assert found.value[0].item() == pytest.approx((4 + 1 + 9) / 9 / 2 * 3 / 2)
+    assert found.degrees == pytest.approx(4 / 3)
+    assert three.variance([replace(level, rate=0.551)]) is None  # 0.5 and 0.551 are far apart
+    assert three.variance([replace(level, rate=0.55)]) is not None
+    assert three.variance([level, replace(level, rate=0.4)]) is None
 
 
-def test_a_target_is_reached_and_its_error_is_its_spread(models: dict[str, MaskedLm]) -> None:
-    own = {"model": models["model"]}
-    masks = {"schedule": "rates", "rates": RATES}
-    whole = evaluated(own, 1, masks={**masks, "per_size": 200})
-    runs = [evaluated(own, s, masks=masks, target_std_err=0.25) for s in range(SEEDS)]
-    found = [metric(run, "area") for run in runs]
-    reached = [value_of(metric(run, "target_reached")) for run in runs]
-    assert reached == [float(0 < std_err_of(f) <= 0.25) for f in found]
-    assert sum(reached) >= 0.95 * SEEDS
-    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
-    truth = metric(whole, "area")
-    mean_error = 0.25 / math.sqrt(SEEDS)
-    gap = fmean(value_of(f) for f in found) - value_of(truth)
-    assert abs(gap) < 4 * math.hypot(mean_error, std_err_of(truth))
+def test_the_mean_so_far_counts_each_sequence_once() -> None:
+    """Three masks of two sequences: the third is of the first again."""
+    sums = torch.tensor([[-2.0, -3.0, -4.0]], dtype=torch.float64)
+    weights = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
+    (found,) = mean_so_far(sums, weights, 2)
+    assert astuple(found)[:4] == pytest.approx((-9 / 4, math.sqrt(2 * 1.5**2 * 2 / 16), 3, 1))
+    (early,) = mean_so_far(sums[:, :2], weights[:2], 9)
+    assert astuple(early)[:4] == pytest.approx((-5 / 3, math.sqrt(2 * (1 / 3) ** 2 * 2 / 9), 2, 1))
+    (three,) = mean_so_far(torch.tensor([[-1.0, -2.0, -6.0]]).double(), torch.ones(3).double(), 3)
+    assert astuple(three)[:4] == pytest.approx((-3, math.sqrt((4 + 1 + 9) * 3 / 2 / 9), 3, 2))
+    own, other = mean_so_far(torch.cat([sums, 3 * sums]), torch.tensor([1.0, 0.0, 1.0]).double(), 2)
+    assert (own.n, other.n) == (2, 2)
+    assert other.mean == pytest.approx(3 * own.mean)
+    assert other.std_err == pytest.approx(3 * (own.std_err or 0))
+    (first,) = mean_so_far(sums[:, :1], weights[:1], 2)
+    assert first == Estimate(-2.0, None, 1)
 
 
-def test_a_loose_target_has_a_calibrated_error(models: dict[str, MaskedLm]) -> None:
-    """Two draws at each rate are kept; their error is that of the pilot too."""
-    spec = MaskedLmEvaluate.model_validate({"masks": {"rates": RATES}, "target_std_err": 5})
-    masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
-    evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, RunState())
-    draw = evaluation._draw(torch.Generator().manual_seed(5), evaluation._at_rates)
-    none = torch.zeros(len(RATES), dtype=torch.bool)
-    values = result_of(draw(torch.full((len(RATES),), 2000), none))
-    strata = values[0].view(len(RATES), -1)
-    pools = [width * one for width, one in zip(cell_widths(RATES), strata, strict=True)]
-    z = deviations(pools, 0.1, seeds := 600)
-    assert z.mean().abs() < 4 / math.sqrt(seeds)
-    assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
-    assert z.abs().max() < 5
+def test_an_area_adds_up_its_rates() -> None:
+    """Widths 0.2 and 0.5; residuals of a sequence add up over the rates."""
+    area = Area(2, 2)
+    area.add(ONE, Variance(torch.tensor([0.25, 1.0]).double(), 3), 0.2)
+    area.add(TWO, Variance(torch.tensor([4.0, 9.0]).double(), 4), 0.5)
+    area.add(ONE, Variance(torch.zeros(2).double(), 5), 0.4)
+    own, other = area.estimate(0), area.estimate(1)
+    assert astuple(own)[:4] == pytest.approx((-2.2, math.sqrt(0.25 * 0.04 + 4 * 0.25), 7, 12))
+    assert astuple(other)[:4] == pytest.approx((-6.6, math.sqrt(1 * 0.04 + 9 * 0.25), 7, 12))
+    spread = math.sqrt(2 * (0.6 * 0.25) ** 2 * 2)
+    assert astuple(area.population(0))[:4] == pytest.approx((-2.2, spread, 7, 1))
+    assert area.population(1).std_err == pytest.approx(3 * spread)
 
 
-def test_a_target_of_the_difference(models: dict[str, MaskedLm]) -> None:
-    masks = {"schedule": "rates", "rates": RATES}
-    spec: dict[str, Any] = {"masks": masks, "target_std_err": 0.5, "target": "difference"}
-    records = evaluated(models, 4, **spec)
-    assert 0.25 < std_err_of(metric(records, "area_difference")) <= 0.5
-    assert metric(records, "target_reached").value == 1
-    own = evaluated(models, 4, masks=masks, target_std_err=0.5)
-    assert value_of(metric(own, "masks")) != value_of(metric(records, "masks"))
+def test_rates_whose_masks_cannot_vary_add_no_degrees_to_an_area() -> None:
+    area = Area(2, 2)
+    area.add(ONE, Variance(torch.zeros(2).double(), math.inf), 0.5)
+    assert area.estimate(0).known_std_err == 0
+    area.add(TWO, Variance(torch.tensor([0.25, 1.0]).double(), 3), 0.5)
+    assert area.estimate(0).degrees == 3
 
 
-def test_a_target_of_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
-    masks = {"schedule": "rates", "rates": [0.5]}
-    own = {"model": models["model"]}
-    orders = metric(evaluated(own, 0, masks=masks, orders=30), "cumulative")
-    spec: dict[str, Any] = {"masks": masks, "target_std_err": 0.5, "target": "cumulative"}
-    runs = [evaluated(own, seed, **spec) for seed in range(SEEDS)]
-    found = [metric(run, "cumulative") for run in runs]
-    assert all(0.25 < std_err_of(one) <= 0.5 for one in found)
-    check_calibration([value_of(one) for one in found], [one.std_err for one in found])
-    gap = fmean(value_of(one) for one in found) - value_of(orders)
-    assert abs(gap) < 4 * math.hypot(0.5 / math.sqrt(SEEDS), std_err_of(orders))
-    bits = metric(runs[0], "bits_per_token", of="cumulative")
-    tokens = corpus_of(tiny_lm.lines(12)).sizes.double().mean().item()
-    assert value_of(bits) == pytest.approx(-value_of(found[0]) / tokens / math.log(2))
-    assert not [record for record in runs[0] if isinstance(record, Point)]
+def test_an_area_with_a_rate_of_unknown_error_has_none() -> None:
+    area = Area(2, 2)
+    area.add(TWO, TWO.variance([]), 0.5)
+    area.add(ONE, None, 0.5)
+    assert astuple(area.estimate(0))[:4] == (-2, None, 5, math.inf)
+    assert area.population(0).std_err is not None
+    alone = Area(2, 1)
+    alone.add(scores([[-3.0]], [[1]]), None, 1.0)
+    assert alone.population(0) == Estimate(-3.0, None, 1)
 
 
-def test_all_strata_together_have_uniform_sizes(models: dict[str, MaskedLm]) -> None:
-    """The sizes are from 1 to D, as the sum over sizes requires."""
-    spec = MaskedLmEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
-    masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
-    evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, RunState())
-    places = torch.arange(CUMULATIVE_STRATA).repeat_interleave(500)
-    generator = torch.Generator().manual_seed(0)
-    for sequence in range(3):
-        chosen = torch.full((len(places),), sequence)
-        masks, weights = evaluation._of_sizes(places, chosen, generator)
-        counts = masks.counts.bincount()[1:]
-        size = int(masker.corpus.sizes[sequence])
-        expected = len(places) / size
-        assert len(counts) == size
-        assert ((counts - expected).abs() < 4 * math.sqrt(expected)).all()
-        assert (weights == 1).all()
-
-
-def test_an_unreachable_target_is_recorded(models: dict[str, MaskedLm]) -> None:
-    masks = {"schedule": "rates", "rates": RATES}
-    own = {"model": models["model"]}
-    records = evaluated(own, 1, masks=masks, target_std_err=1e-6, max_masks=200)
-    assert metric(records, "masks").value == pytest.approx(200, abs=20)
-    (warning,) = (r for r in records if isinstance(r, Log))
-    assert "raise max_masks" in warning.message
-
-
-def test_orders_estimate_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
-    own = {"model": models["model"]}
-    masks = {"schedule": "rates", "rates": [0.5]}
-    seeds = range(120, 120 + SEEDS)
-    runs = [evaluated(own, s, masks=masks, orders=2, sequences=9) for s in seeds]
-    found = [metric(run, "cumulative") for run in runs]
-    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
-    some = [evaluated(own, s, masks=masks, orders=1) for s in range(2)]
-    assert metric(some[0], "cumulative").std_err is None
-    many = evaluated(own, 0, masks=masks, orders=40)
-    spread = metric(many, "any_order_spread")
-    assert value_of(spread) > 3 * std_err_of(spread) > 0
-
-
-def test_pll_of_the_whole_text_is_exact_and_of_a_part_has_an_error(
-    models: dict[str, MaskedLm],
-) -> None:
-    own = {"model": models["model"]}
-    masks = {"schedule": "rates", "rates": [0.5]}
-    whole = metric(evaluated(own, 0, masks=masks, pll=True, sequences=40), "pll")
-    assert whole.std_err == 0
-    spec = MaskedLmEvaluate.model_validate({"masks": masks, "pll": True, "sequences": 10})
-    masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
-    found = []
-    for seed in range(SEEDS):
-        evaluation = TextEvaluation(spec, own, masker, {}, RunState())
-        generator = torch.Generator().manual_seed(seed)
-        found.append(metric(records_of(evaluation.records(generator)), "pll"))
-    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
-    gap = fmean(value_of(f) for f in found) - value_of(whole)
-    assert abs(gap) < 4 * math.sqrt(variance([value_of(f) for f in found]) / SEEDS)
-
-
-def test_bits_and_perplexity_follow_from_the_score(models: dict[str, MaskedLm]) -> None:
-    own = {"model": models["model"]}
-    records = evaluated(own, 0, masks={"schedule": "rates", "rates": RATES}, pll=True)
-    area = value_of(metric(records, "area"))
-    bits = value_of(metric(records, "bits_per_token", of="area"))
-    assert bits == pytest.approx(-area / 10 / sum(cell_widths(RATES)) / math.log(2))
-    perplexity = metric(records, "perplexity", of="area").value
-    assert perplexity == pytest.approx(2**bits)
-
-
-def test_one_rate_with_one_mask_has_no_error(models: dict[str, MaskedLm]) -> None:
-    masks = {"schedule": "rates", "rates": [0.5]}
-    records = evaluated({"model": models["model"]}, 0, masks=masks)
-    (point,) = (r for r in records if isinstance(r, Point))
-    assert point.std_err is None
-    assert point.reason is not None
-    assert metric(records, "area_population").std_err is not None
+def test_a_rate_covers_the_axis_halfway_to_its_neighbours() -> None:
+    assert cell_widths([0.3]) == [1]
+    assert cell_widths([0.1, 0.2, 0.4]) == pytest.approx([0.1, 0.15, 0.2])
+    assert cell_widths([0.01, 0.9]) == pytest.approx([0.455, 0.545])
 
 
 def test_each_rate_of_the_paper_covers_a_hundredth() -> None:
@@ -235,77 +167,121 @@ def test_each_rate_of_the_paper_covers_a_hundredth() -> None:
     assert sum(cell_widths([0.01, 0.15, 0.5])) == pytest.approx(0.675)
 
 
-def test_two_stage_sampling_by_hand() -> None:
-    values = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    noise = Noise(torch.tensor([0.5, 1.5], dtype=torch.float64), 3)
-    own = finite_mean(values, noise, 4)
-    assert own.mean == 2
-    assert own.std_err == pytest.approx(math.sqrt((0.5 * 2 + 0.5 * 1) / 2))
-    assert own.degrees == 1
-    whole = finite_mean(values, noise, 2)
-    assert whole.std_err == pytest.approx(math.sqrt(1 / 2))
-    assert whole.degrees == 2 * 3
-    assert finite_mean(values[:1], Noise(noise.variances[:1], 3), 2).std_err is None
-    exact = Noise(torch.zeros(2, dtype=torch.float64), math.inf)
-    token = per_token(values, exact, torch.tensor([1, 3]), 2)
-    assert (token.mean, token.std_err) == (1, 0)
+VALUES = torch.tensor([1.0, 3.0], dtype=torch.float64)
+NOISE = Noise(torch.tensor([0.5, 1.5], dtype=torch.float64), 3)
 
 
-def noted(toy: Toy, seen: list[ScoredBatch[list[Pass]]]) -> Score:
-    """Return the toy's score function, which also appends what it has scored to `seen`."""
-
-    def score(
-        batches: Iterable[tuple[MaskedBatch, list[Pass]]],
-    ) -> Iterator[ScoredBatch[list[Pass]] | None]:
-        for one in toy.score(batches):
-            if isinstance(one, ScoredBatch):
-                seen.append(one)
-            yield one
-
-    return score
+def test_the_mean_of_a_part_and_of_all() -> None:
+    assert finite_mean(VALUES, None, 2) == Estimate(2.0, None, 2)
+    assert astuple(finite_mean(VALUES, NOISE, 8))[:4] == pytest.approx(
+        (2, math.sqrt((0.75 * 2 + 0.25 * 1) / 2), 2, 1)
+    )
+    assert finite_mean(VALUES, NOISE, 2) == Estimate(2.0, math.sqrt(0.5), 2, 6)
+    alone = Noise(NOISE.variances[:1], 3)
+    assert finite_mean(VALUES[:1], alone, 1) == Estimate(1.0, math.sqrt(0.5), 1, 3)
+    assert finite_mean(VALUES[:1], alone, 2) == Estimate(1.0, None, 1)
 
 
-def test_each_sequence_has_its_own_orders() -> None:
-    """Along an order the first mask hides all, and each next one token less. Over many orders
-    each token is as often as the others the first to be seen."""
-    toy, seen = Toy.of(4), list[ScoredBatch[list[Pass]]]()
-    chosen, count = torch.tensor([2, 0]), 300
-    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, chosen, noted(toy, seen))
-    records_of(metrics.orders(count, torch.Generator().manual_seed(0)))
-    scored = [one.masks for one in seen]
-    sizes = {int(i): int(toy.corpus.sizes[i]) for i in chosen}
-    sequences = torch.cat([masks.sequences for masks in scored])
-    assert sequences.tolist() == [i for i, size in sizes.items() for _ in range(size * count)]
-    for i, size in sizes.items():
-        firsts = [
-            int(masks.places[int(masks.counts[:b].sum())])
-            for masks in scored
-            for b in range(len(masks))
-            if int(masks.sequences[b]) == i and int(masks.counts[b]) == size
-        ]
-        shares = torch.bincount(torch.tensor(firsts))[1:] / count
-        assert shares.tolist() == pytest.approx([1 / size] * size, abs=0.1)
+def test_a_ratio_per_token() -> None:
+    """1 and 3 over one token and three, and then over two and three: the residuals are ∓0.6."""
+    found = per_token(VALUES, NOISE, torch.tensor([2, 3]), 4)
+    error = math.sqrt((0.5 * 0.72 / 1 + 0.5 * 1) / 2) / 2.5
+    assert astuple(found)[:4] == pytest.approx((4 / 5, error, 2, 1))
+    assert per_token(VALUES, None, torch.tensor([2, 3]), 4).std_err is None
 
 
-def test_the_errors_of_orders_by_hand() -> None:
-    """Four sequences, three orders each: the variance of a mean over orders is a third, and a
-    quarter of that of a mean over the sequences; the spread is the root of the mean variance, per
-    token that of chains over their tokens."""
-    toy, seen = Toy.of(4), list[ScoredBatch[list[Pass]]]()
-    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, torch.arange(4), noted(toy, seen))
-    found = records_of(metrics.orders(3, torch.Generator().manual_seed(0)))
-    lengths = toy.corpus.sizes.repeat_interleave(3).tolist()
-    sums = [
-        part.sum(1)
-        for part in torch.split(torch.cat([one.values for one in seen], 2)[0], lengths, 1)
-    ]
-    scores, chains = torch.stack(sums).view(4, 3, 2).unbind(2)  # (sequences, orders)
-    cumulative = metric(found, "cumulative")
-    assert value_of(cumulative) == pytest.approx(scores.mean().item())
-    expected = math.sqrt(sum(row.var().item() / 3 for row in scores)) / 4
-    assert std_err_of(cumulative) == pytest.approx(expected)
-    spread = metric(found, "any_order_spread")
-    assert value_of(spread) == pytest.approx(math.sqrt(chains.var(1).mean().item()))
-    quotients = chains / toy.corpus.sizes[:, None]
-    token = metric(found, "any_order_spread_per_token")
-    assert value_of(token) == pytest.approx(math.sqrt(quotients.var(1).mean().item()))
+def test_the_variance_of_a_variance_by_the_jackknife() -> None:
+    """Leave each of 0, 0, 0 and 4 out: the variances are 16 / 3 three times, and 0. Of twice the
+    values it is sixteen times as large."""
+    values = torch.tensor([[0.0, 0.0]] * 3 + [[4.0, 8.0]], dtype=torch.float64)
+    found = variance_of_variances(values)
+    assert found is not None
+    left_out = torch.tensor([16 / 3, 16 / 3, 16 / 3, 0.0])
+    jackknife = 3 / 4 * (left_out - left_out.mean()).square().sum().item()
+    assert found.tolist() == pytest.approx([jackknife * 2 / 3, 16 * jackknife * 2 / 3])
+    assert variance_of_variances(values[1:]) is None
+
+
+def test_the_degrees_of_a_spread() -> None:
+    """One for two sequences; of all of few sequences, one for four orders above three."""
+    assert degrees_of_spread(5, 7, True) == 2
+    assert degrees_of_spread(2, 11, True) == 2
+    assert degrees_of_spread(2, 11, False) == 0.5
+
+
+def test_the_root_of_an_estimate() -> None:
+    assert root(Estimate(4.0, 0.8, 7, 5)) == Estimate(2.0, 0.2, 7, 5)
+    assert root(Estimate(0.0, 0.1, 7, 5)) == Estimate(0.0, 0.1, 7, 5)
+    assert root(Estimate(9.0, None, 7)) == Estimate(3.0, None, 7)
+
+
+SEED: Labels = {"seed": 4}
+OWN: Labels = {"seed": 4, "model": "model"}
+OTHER: Labels = {"seed": 4, "model": "baseline"}
+BOTH, ALONE = Report(("model", "baseline"), SEED), Report(("model",), SEED)
+SCORE = Estimate(-3.0, 0.1, 5)
+
+
+def metrics(records: Iterable[Record]) -> list[Metric]:
+    return [one for one in records if isinstance(one, Metric)]
+
+
+def test_two_models_have_a_difference_and_labels() -> None:
+    assert BOTH.model_names == ["model", "baseline", "difference"]
+    assert [BOTH.labels_of(name) for name in BOTH.model_names] == [OWN, OTHER, SEED]
+    assert (ALONE.model_names, ALONE.labels_of("model")) == (["model"], SEED)
+
+
+def test_a_score_is_a_point_of_its_series() -> None:
+    own, other, difference = (BOTH.point(name, 0.15, SCORE) for name in BOTH.model_names)
+    assert (own.series, own.labels) == ("score_by_rate", OWN)
+    assert (other.series, other.labels) == ("score_by_rate", OTHER)
+    assert (difference.series, difference.labels) == ("score_difference", SEED)
+    assert (own.x, own.value, own.std_err, own.n, own.reason) == (0.15, -3, 0.1, 5, None)
+
+
+def test_interim_scores_are_points_of_each_model_at_a_rate() -> None:
+    first, second = BOTH.interim_points(0.15, 700, [SCORE, SCORE.scaled(2), SCORE])
+    assert (first.series, first.x, first.value) == ("score_by_rate_interim", 700, -3)
+    assert (first.labels, second.labels) == ({**OWN, "rate": 0.15}, {**OTHER, "rate": 0.15})
+    assert second.value == -6
+
+
+def test_the_name_of_a_metric_says_what_it_measures() -> None:
+    unknown = Estimate(1.0, None, 1)
+    assert BOTH.metric("pll", "baseline", SCORE, "_x") == Metric("pll_x", -3.0, 0.1, OTHER)
+    assert BOTH.metric("pll", "difference", SCORE, "_x") == Metric(
+        "pll_difference_x", -3.0, 0.1, SEED
+    )
+    assert BOTH.metric("pll", "model", unknown, reason="why").reason == "why"
+    told = BOTH.metric("pll", "model", unknown).reason
+    assert told == "one draw gives no standard error"
+
+
+def test_an_area_is_recorded_for_all_tokens_and_per_token() -> None:
+    """Over rates of a width of one half."""
+    population = Estimate(-3.0, None, 5)
+    found = metrics(BOTH.area("model", SCORE, 0.5, 512, population))
+    width, area, spread, bits, perplexity = found
+    assert width == Metric("area_width", 0.5, 0.0, SEED)
+    assert area == Metric("area", -3.0 * 512, 0.1 * 512, OWN)
+    why = "sequences were sampled, or there is one"
+    assert spread == Metric("area_population", -3.0 * 512, None, OWN, why)
+    of_area: Labels = {**OWN, "of": "area"}
+    assert (bits.name, bits.labels) == ("bits_per_token", of_area)
+    assert (bits.value, bits.std_err) == pytest.approx((6 / math.log(2), 0.2 / math.log(2)))
+    assert (perplexity.name, perplexity.labels) == ("perplexity", of_area)
+    assert (perplexity.value, perplexity.std_err) == pytest.approx((math.exp(6), 0.2 * math.exp(6)))
+
+
+def test_the_width_is_recorded_once_and_a_difference_has_no_perplexity() -> None:
+    names = {
+        model: [one.name for one in metrics(BOTH.area(model, SCORE, 0.5, 512, SCORE))]
+        for model in BOTH.model_names
+    }
+    own = ["area", "area_population", "bits_per_token", "perplexity"]
+    assert names == {
+        "model": ["area_width", *own],
+        "baseline": own,
+        "difference": ["area_difference", "area_difference_population"],
+    }

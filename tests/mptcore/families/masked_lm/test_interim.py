@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mptcore.families.masked_lm import evaluation
+from mptcore.families.masked_lm import curve
 from mptcore.families.masked_lm.estimates import Area, RateScores, mean_so_far
 from mptcore.protocol.records import Point, Record
 from mptcore.run import run
@@ -38,7 +38,7 @@ def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens are many."""
-    monkeypatch.setattr(evaluation, "PIECE_TOKENS", 1)
+    monkeypatch.setattr(curve, "PIECE_TOKENS", 1)
 
 
 def ran(spec: dict[str, Any]) -> list[Record]:
@@ -66,7 +66,7 @@ def test_a_short_curve_has_an_interim_point_only_at_its_end(
 ) -> None:
     short = ran(CURVE)
     assert points(short, INTERIM) == []
-    monkeypatch.setattr(evaluation, "PIECE_TOKENS", 1)
+    monkeypatch.setattr(curve, "PIECE_TOKENS", 1)
     long = [one for one in ran(CURVE) if isinstance(one, Point)]
     final = [one for one in long if one.series != INTERIM]
     expected = [one for one in short if isinstance(one, Point)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.masked_lm import evaluation, packing
+from mptcore.families.masked_lm import curve, packing
 from mptcore.families.masked_lm import network as lm
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker
@@ -182,7 +182,7 @@ def test_the_next_masks_are_drawn_while_the_device_has_work(
     target: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a curve, and a round of masks with a target."""
-    monkeypatch.setattr(evaluation, "CHUNK_TOKENS", 200)
+    monkeypatch.setattr(curve, "CHUNK_TOKENS", 200)
     spec = MaskedLmEvaluate(
         masks=RateMasks(rates=(0.2, 0.5)), target_std_err=target, dimensions=10, max_masks=100
     )
@@ -197,7 +197,7 @@ def test_the_next_masks_are_drawn_while_the_device_has_work(
     monkeypatch.setattr(Masker, "at_rates", noted)
     with pretended_gpu() as gpu:
         models = {"model": language_model()}
-        text = evaluation.TextEvaluation(spec, models, masker, {"seed": 1}, RunState())
+        text = curve.TextEvaluation(spec, models, masker, {"seed": 1}, RunState())
         gpu.reset()
         for _ in text.records(torch.Generator().manual_seed(1)):
             pass
