@@ -10,8 +10,7 @@ from torch import Tensor
 from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masks import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch, score_batches
-from mptcore.families.masked_lm.text_cumulative import CumulativeScores
-from mptcore.families.masked_lm.text_rounds import STRATA
+from mptcore.families.masked_lm.text_cumulative import STRATA, CumulativeScores
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, Log, Metric, Record
