@@ -209,6 +209,18 @@ def finite_mean(values: Tensor, noise: Noise | None, population: int) -> Estimat
     return Estimate(mean, math.sqrt(variance), n, n - 1)
 
 
+def population_mean(values: Tensor, std_err: Tensor, variances: Tensor) -> Estimate:
+    """Estimate the mean over the population from the scores of n texts, (n,). Their variance counts
+    their own errors as independent. If texts share masks, the variance of the sum of their scores,
+    Σ variances, also has covariances: they are added."""
+    estimate = Estimate.of(values)
+    covariances = (variances - std_err.square()).mean().item()
+    if estimate.std_err is None or covariances <= 0:
+        return estimate
+    variance = estimate.std_err**2 + covariances / (len(values) - 1)
+    return replace(estimate, std_err=math.sqrt(variance))
+
+
 def per_token(values: Tensor, noise: Noise | None, sizes: Tensor, population: int) -> Estimate:
     """Estimate Σ values / Σ sizes by the ratio estimator, with the error of finite_mean."""
     ratio = values.sum().item() / sizes.sum().item()

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import MaskErrors, Noise, Report, finite_mean, per_token
+from mptcore.families.masked_lm.estimates import (
+    MaskErrors,
+    Noise,
+    Report,
+    finite_mean,
+    per_token,
+    population_mean,
+)
 from mptcore.families.masked_lm.text_rows import MAX_GROUP, TextRow, Texts
 from mptcore.protocol.records import Labels, Log, Metric, Record
 from mptcore.runtime.artifacts import keep
@@ -192,6 +199,12 @@ class ScoreColumn:
         variances = torch.zeros_like(self.value) if self.variances is None else self.variances
         return Noise(variances, math.inf)
 
+    @property
+    def population_mean(self) -> Estimate:
+        if self.std_err is None or self.variances is None:
+            return Estimate.of(self.value)
+        return population_mean(self.value, self.std_err, self.variances)
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -256,7 +269,7 @@ class TextTable:
                     yield Metric(name, None, None, self.labels, reason)
                 continue
             yield report.metric(score, "model", finite_mean(values, noise, count))
-            yield report.metric(score, "model", Estimate.of(values), "_population")
+            yield report.metric(score, "model", column.population_mean, "_population")
             if score in OF_MUTATIONS:  # no likelihood, so it has no perplexity
                 continue
             own = sizes if column.tokens is None else column.tokens

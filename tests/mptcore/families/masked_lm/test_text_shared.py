@@ -1,8 +1,10 @@
 """Masks that texts of a group share, and the errors of their differences and means."""
 
 import math
+import statistics
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
+from itertools import islice, permutations
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +31,7 @@ from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_table import Member, is_decided, ranked
 from mptcore.runtime.state import RunState
 from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
-from tests.support.runs import metric
+from tests.support.runs import metric, std_err_of
 
 __all__ = ["models"]  # the fixture
 
@@ -271,3 +273,20 @@ def test_a_run_compares_texts_by_the_same_masks(tmp_path: Path) -> None:
     by_pll, _ = scored(given, tmp_path / "alone")
     assert by_pll[1]["difference_std_err"] == 0.0
     assert by_pll[1]["cumulative"] == rows[1]["cumulative"]
+
+
+def test_the_population_error_of_a_run_has_the_covariances(tmp_path: Path) -> None:
+    orders = [*islice(permutations("the cats sat on unlikely mats".split()), 0, 720, 60)]
+    count = len(orders)
+    given = of(
+        [" ".join(words) for words in orders],
+        scores=["cumulative"], target_std_err=0.5, group_size=count,
+    )  # fmt: skip
+    rows, found = scored(given, tmp_path)
+    values = [row["cumulative"] for row in rows]
+    independent = statistics.mean(row["cumulative_std_err"] ** 2 for row in rows)
+    of_mean = std_err_of(metric(found, "cumulative")) ** 2
+    assert of_mean > independent / count
+    population = std_err_of(metric(found, "cumulative_population")) ** 2
+    covariances = (count * of_mean - independent) / (count - 1)
+    assert population == pytest.approx(statistics.variance(values) / count + covariances)
