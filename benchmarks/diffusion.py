@@ -118,7 +118,7 @@ class Likelihoods:
         """Return the cumulative score from all masks."""
         size = int(self.text.sizes[text])
         subsets, sizes = all_masks(size)
-        places = self.masker.singles(text).places[subsets]
+        places = self.masker.singles(text).positions[subsets]
         scores = self.model.scores(self.masker.hidden(sizes * 0 + text, sizes, places))
         weights = torch.tensor([1 / math.comb(size, int(m)) for m in sizes], dtype=torch.float64)
         return float((scores * weights).sum())
@@ -128,7 +128,7 @@ class Likelihoods:
         masked tokens of log p / rate, averaged over masks."""
         began, values = time.perf_counter(), []
         ids = self.text.ids[int(self.text.offsets[text]) : int(self.text.offsets[text + 1])].long()
-        free = self.masker.singles(text).places
+        free = self.masker.singles(text).positions
         for _ in range(REPEATS * PASSES // BATCH):
             hidden, rates = draw(len(free), self.generator)  # (BATCH, D), (BATCH,)
             masked = torch.zeros(BATCH, len(ids), dtype=torch.bool)

@@ -60,10 +60,10 @@ class Toy:
     def log_probs(self, masks: MaskedBatch) -> Tensor:
         """Return log p of each masked token, (M,)."""
         of = torch.repeat_interleave(torch.arange(len(masks)), masks.counts)  # (M,)
-        code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.places)
+        code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.positions)
         starts = masks.corpus.offsets[masks.sequences]
-        tokens = masks.corpus.ids[starts[of] + masks.places]
-        return self.table[tokens, masks.places, code[of]]
+        tokens = masks.corpus.ids[starts[of] + masks.positions]
+        return self.table[tokens, masks.positions, code[of]]
 
     def scores(self, masks: MaskedBatch) -> Tensor:
         """Return the scores in the shape of a model: (1, 2, B)."""

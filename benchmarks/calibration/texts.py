@@ -60,7 +60,7 @@ class NoiseModel:
         return torch.device("cpu")
 
     def token_scores(self, masks: MaskedBatch) -> Tensor:
-        return torch.randn(1, len(masks.places), generator=self.generator, dtype=torch.float64)
+        return torch.randn(1, len(masks.positions), generator=self.generator, dtype=torch.float64)
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:
         means = torch.segment_reduce(self.token_scores(masks)[0], "mean", lengths=masks.counts)

@@ -42,7 +42,7 @@ def sequence(masks: MaskedBatch, i: int) -> Sequence:
     own = slice(int(text.offsets[number]), int(text.offsets[number + 1]))
     first = int(masks.counts[:i].sum())
     of_mask = slice(first, first + int(masks.counts[i]))
-    places = masks.places[of_mask]
+    places = masks.positions[of_mask]
     targets = text.ids[own].long()
     masked = torch.zeros(len(targets), dtype=torch.bool)
     masked[places] = True

@@ -66,8 +66,8 @@ class Corpus:
     @cached_property
     def free(self) -> Tensor:
         """Position of each maskable token within its sequence, sequence by sequence, (ΣD,)."""
-        found = self.maskable.nonzero().flatten()
-        return found - repeated(self.offsets[:-1], self.sizes)
+        positions = self.maskable.nonzero().flatten()
+        return positions - repeated(self.offsets[:-1], self.sizes)
 
     @cached_property
     def index_of(self) -> Tensor:
@@ -79,12 +79,12 @@ class Corpus:
         """Index in `free` at which each sequence begins, (N,)."""
         return self.sizes.cumsum(0) - self.sizes
 
-    def subset(self, chosen: Tensor) -> "Corpus":
+    def subset(self, sequences: Tensor) -> "Corpus":
         """Return the chosen sequences, in that order."""
-        lengths = self.lengths[chosen]
+        lengths = self.lengths[sequences]
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-        places = counted_from(self.offsets[chosen], lengths)
-        parts = (self.ids[places], self.types[places], self.maskable[places])
+        tokens = counted_from(self.offsets[sequences], lengths)
+        parts = (self.ids[tokens], self.types[tokens], self.maskable[tokens])
         return Corpus(*parts, offsets, self.left_out, self.cut, self.unknown)
 
 
@@ -96,8 +96,8 @@ def repeated(values: Tensor, counts: Tensor) -> Tensor:
 
 def counted_from(starts: Tensor, counts: Tensor) -> Tensor:
     """Return counts[i] consecutive numbers from starts[i], for each i: (Σ counts,)."""
-    found = repeated(starts - counts.cumsum(0) + counts, counts)
-    return found.add_(torch.arange(len(found)))
+    numbers = repeated(starts - counts.cumsum(0) + counts, counts)
+    return numbers.add_(torch.arange(len(numbers)))
 
 
 def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
@@ -110,12 +110,12 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     length = min(spec.max_length, positions)
     pack = _sentences if spec.packing == "sentences" else _blocks
     sequences = pack(rows, tokenizer, length)
-    found = of_sequences(sequences)
-    if not len(found):
+    corpus = of_sequences(sequences)
+    if not len(corpus):
         detail = f"none of the {len(sequences)} sequences has a token that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
     empty = 0 if spec.n is not None else len(all_rows) - len(rows)
-    return replace(found, left_out=found.left_out + empty)
+    return replace(corpus, left_out=corpus.left_out + empty)
 
 
 def chosen(spec: TextSource, rows: Rows) -> list[int]:
@@ -132,23 +132,27 @@ def chosen(spec: TextSource, rows: Rows) -> list[int]:
 
 def of_sequences(sequences: list[Sequence]) -> Corpus:
     """Build a corpus of the sequences with a maskable token."""
-    kept = [one for one in sequences if any(one.maskable)]
-    offsets = torch.tensor([0] + [len(one.ids) for one in kept]).cumsum(0)
-    ids = torch.tensor([i for one in kept for i in one.ids], dtype=torch.int32)
-    types = torch.tensor([i for one in kept for i in one.types], dtype=torch.int32)
-    maskable = torch.tensor([free for one in kept for free in one.maskable], dtype=torch.bool)
-    left_out, cut = len(sequences) - len(kept), sum(one.cut for one in sequences)
-    unknown = sum(any(one.unknown) for one in kept)
+    kept = [sequence for sequence in sequences if any(sequence.maskable)]
+    offsets = torch.tensor([0] + [len(sequence.ids) for sequence in kept]).cumsum(0)
+    ids = torch.tensor([i for sequence in kept for i in sequence.ids], dtype=torch.int32)
+    types = torch.tensor([i for sequence in kept for i in sequence.types], dtype=torch.int32)
+    maskable = torch.tensor(
+        [free for sequence in kept for free in sequence.maskable], dtype=torch.bool
+    )
+    left_out, cut = len(sequences) - len(kept), sum(sequence.cut for sequence in sequences)
+    unknown = sum(any(sequence.unknown) for sequence in kept)
     return Corpus(ids, types, maskable, offsets, left_out, cut, unknown)
 
 
 def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[Sequence]:
     """Return a sequence for each text, truncated to `length`."""
     sequences = list(_encoded(rows, tokenizer))
-    long = [i for i, one in enumerate(sequences) if len(one.ids) > length]
+    long = [i for i, sequence in enumerate(sequences) if len(sequence.ids) > length]
     limit = {"truncation": True, "max_length": length}
-    for i, one in zip(long, _encoded([rows[i] for i in long], tokenizer, **limit), strict=True):
-        sequences[i] = one._replace(cut=True)
+    for i, sequence in zip(
+        long, _encoded([rows[i] for i in long], tokenizer, **limit), strict=True
+    ):
+        sequences[i] = sequence._replace(cut=True)
     return sequences
 
 
@@ -159,11 +163,11 @@ def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[Sequence]:
     types: list[int] = []
     maskable: list[bool] = []
     unknown: list[bool] = []
-    for one in _encoded(rows, tokenizer):
-        ids += one.ids
-        types += one.types
-        maskable += one.maskable
-        unknown += one.unknown
+    for sequence in _encoded(rows, tokenizer):
+        ids += sequence.ids
+        types += sequence.types
+        maskable += sequence.maskable
+        unknown += sequence.unknown
     cuts = [slice(start, start + length) for start in range(0, len(ids), length)]
     return [Sequence(ids[cut], types[cut], maskable[cut], unknown[cut]) for cut in cuts]
 
@@ -174,8 +178,8 @@ def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[Sequenc
     for first in range(0, len(rows), BATCH):
         columns = [list(column) for column in zip(*rows[first : first + BATCH], strict=True)]
         encoded = tokenizer(*columns, verbose=False, **limit)
-        for one, types in zip(encoded.encodings, types_of(encoded), strict=True):
-            yield sequence_of(one, types, special, tokenizer.unk_token_id)
+        for encoding, types in zip(encoded.encodings, types_of(encoded), strict=True):
+            yield sequence_of(encoding, types, special, tokenizer.unk_token_id)
 
 
 def sequence_of(

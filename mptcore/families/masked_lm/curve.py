@@ -82,10 +82,10 @@ class TextEvaluation:
 
     def _chosen(self, generator: torch.Generator) -> Tensor:
         """Choose the sequences that are measured as a whole, (n,)."""
-        n, most = len(self.corpus), self.spec.sequences
-        if most is None or most >= n:
+        n, max_sequences = len(self.corpus), self.spec.sequences
+        if max_sequences is None or max_sequences >= n:
             return torch.arange(n)
-        return torch.randperm(n, generator=generator)[:most].sort().values
+        return torch.randperm(n, generator=generator)[:max_sequences].sort().values
 
     def _scored(
         self,
@@ -93,10 +93,10 @@ class TextEvaluation:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[ScoredBatch[GivenT] | None]:
         """Score batches in order, and add the row of the difference: values (model_names, 2, B)."""
-        for one in score_batches(self.models, batches, self.state, meanwhile):
-            if isinstance(one, ScoredBatch) and len(self.models) > 1:
-                one.values = torch.cat([one.values, one.values[:1] - one.values[1:2]])
-            yield one
+        for scored in score_batches(self.models, batches, self.state, meanwhile):
+            if isinstance(scored, ScoredBatch) and len(self.models) > 1:
+                scored.values = torch.cat([scored.values, scored.values[:1] - scored.values[1:2]])
+            yield scored
 
     def _score_rates(self, generator: torch.Generator) -> Records[None]:
         """Score all sequences at all rates."""
@@ -115,7 +115,7 @@ class TextEvaluation:
         plan = torch.arange(len(rates) * per_rate)  # rate by rate, mask by mask, all sequences
         sums = torch.zeros(models, 0, dtype=torch.float64)
         weights = torch.zeros(0, dtype=torch.float64)
-        left = list(spec.rates)
+        remaining_rates = list(spec.rates)
         pieces = Prefetch(self._pieces(plan, rates[plan // per_rate], generator))
         for scored in self._scored(pieces, pieces.draw):
             if scored is None:
@@ -127,13 +127,13 @@ class TextEvaluation:
             while len(weights) >= per_rate:
                 of_rate = sums[:, :per_rate].reshape(models, spec.per_size, n)
                 weight_of_rate = weights[:per_rate].reshape(spec.per_size, n)
-                rate = left.pop(0)
+                rate = remaining_rates.pop(0)
                 visible = self.masker.visible_chance(rate)
                 yield from records_of(RateScores(rate, of_rate, weight_of_rate, visible))
                 sums, weights = sums[:, per_rate:], weights[per_rate:]
             if weights.sum() > 0:
                 scores = mean_so_far(sums, weights, n)
-                yield from self.report.interim_points(left[0], len(weights), scores)
+                yield from self.report.interim_points(remaining_rates[0], len(weights), scores)
 
     def _pieces(
         self, plan: Tensor, rates: Tensor, generator: torch.Generator
@@ -142,12 +142,12 @@ class TextEvaluation:
         interim records there, depend only on the text and the plan."""
         longest, n = int(self.corpus.lengths.max()), len(self.corpus)
         piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
-        for places in self._chunks(plan % n):
-            masks, weights = self.masker.at_rates(plan[places] % n, rates[places], generator)
-            if len(places) <= piece:
+        for indices in self._chunks(plan % n):
+            masks, weights = self.masker.at_rates(plan[indices] % n, rates[indices], generator)
+            if len(indices) <= piece:
                 yield masks, weights
                 continue
-            for part in torch.split(torch.arange(len(places)), piece):
+            for part in torch.split(torch.arange(len(indices)), piece):
                 yield masks[part], weights[part]
 
     def _chunks(self, sequences: Tensor) -> Sequence[Tensor]:
@@ -200,15 +200,15 @@ class TextEvaluation:
         a token. No stratum is enumerated."""
         sizes = self.corpus.sizes.double()
 
-        def drawn(places: Tensor) -> Iterator[tuple[MaskedBatch, Tensor]]:
-            chosen = torch.multinomial(sizes, len(places), True, generator=generator)
-            for part in self._chunks(chosen):
-                yield masks_of(places[part], chosen[part], generator)
+        def batches_of(strata: Tensor) -> Iterator[tuple[MaskedBatch, Tensor]]:
+            sequences = torch.multinomial(sizes, len(strata), True, generator=generator)
+            for part in self._chunks(sequences):
+                yield masks_of(strata[part], sequences[part], generator)
 
         def draw(counts: Tensor, _: Tensor) -> Records[Tensor]:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
-            batches = Prefetch(drawn(plan))
+            batches = Prefetch(batches_of(plan))
             for scored in self._scored(batches, batches.draw):
                 if scored is None:
                     yield None
@@ -219,23 +219,23 @@ class TextEvaluation:
         return draw
 
     def _at_rates(
-        self, places: Tensor, chosen: Tensor, generator: torch.Generator
+        self, indices: Tensor, sequences: Tensor, generator: torch.Generator
     ) -> tuple[MaskedBatch, Tensor]:
         """Mask sequences (B,) at the rates with the given indices (B,), and return their
         weights."""
-        at = torch.tensor(self.spec.masks.rates, dtype=torch.float64)[places]
-        masks, weights = self.masker.at_rates(chosen, at, generator)
-        return masks, weights / (at * self.corpus.sizes[chosen])
+        rates = torch.tensor(self.spec.masks.rates, dtype=torch.float64)[indices]
+        masks, weights = self.masker.at_rates(sequences, rates, generator)
+        return masks, weights / (rates * self.corpus.sizes[sequences])
 
     def _of_sizes(
-        self, places: Tensor, chosen: Tensor, generator: torch.Generator
+        self, strata: Tensor, sequences: Tensor, generator: torch.Generator
     ) -> tuple[MaskedBatch, Tensor]:
         """Mask sequences (B,) with sizes that are uniform from 1 to D over all parts. Part k of K
         (B,) covers the rates from k / K to (k + 1) / K."""
-        within = torch.rand(len(places), generator=generator, dtype=torch.float64)
-        rates = (places + 1 - within) / CUMULATIVE_STRATA  # above 0, at most 1
-        sizes = (rates * self.corpus.sizes[chosen]).ceil().long()
-        return self.masker.of_sizes(chosen, sizes, generator), torch.ones_like(rates)
+        within = torch.rand(len(strata), generator=generator, dtype=torch.float64)
+        rates = (strata + 1 - within) / CUMULATIVE_STRATA  # above 0, at most 1
+        sizes = (rates * self.corpus.sizes[sequences]).ceil().long()
+        return self.masker.of_sizes(sequences, sizes, generator), torch.ones_like(rates)
 
     def _sample_records(self, sample: StratifiedSample) -> Iterator[Record]:
         rates, report = self.spec.masks.rates, self.report

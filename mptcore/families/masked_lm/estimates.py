@@ -83,7 +83,7 @@ class RateScores:
         """Return the variance of the means over masks, if it is known."""
         masks = self.weights.shape[0]
         if masks < 2:
-            near = [one for one in neighbours if abs(one.rate - self.rate) <= MAX_GAP + 1e-9]
+            near = [other for other in neighbours if abs(other.rate - self.rate) <= MAX_GAP + 1e-9]
             return variance_of_one_mask(self, near) if len(near) == len(neighbours) else None
         value = masks * self._deviations().var(1).sum(1) / self.total**2
         return Variance(value, variance_degrees((masks - 1) * self.sequences, MIN_KURTOSIS))
@@ -125,11 +125,11 @@ def mean_so_far(sums: Tensor, weights: Tensor, sequences: int) -> list[Estimate]
     """Return the mean over masked tokens by each model, from the first masks (models, K) of a rate,
     where masks cycle through the sequences. The error treats the sequences so far as a random
     sample; it is missing for a single sequence."""
-    places = torch.arange(len(weights)) % sequences
+    sequence_of = torch.arange(len(weights)) % sequences
     n = min(len(weights), sequences)
     total, means = weights.sum(), sums.sum(1) / weights.sum()
     deviations = torch.zeros(len(sums), n, dtype=torch.float64)
-    deviations.index_add_(1, places, sums - means[:, None] * weights)
+    deviations.index_add_(1, sequence_of, sums - means[:, None] * weights)
     count = int((weights > 0).sum())
     if n < 2:
         return [Estimate(mean, None, count) for mean in means.tolist()]
@@ -159,11 +159,11 @@ class Area:
     def estimate(self, model: int) -> Estimate:
         """Return the area with its Monte Carlo error."""
         mean = self._mean[model].item()
-        known = [variance for variance in self._variances if variance is not None]
-        if len(known) < len(self._variances):
+        variances = [variance for variance in self._variances if variance is not None]
+        if len(variances) < len(self._variances):
             return Estimate(mean, None, self._n)
-        value = torch.stack([variance.value for variance in known]).sum(0)
-        finite = [one.degrees for one in known if math.isfinite(one.degrees)]
+        value = torch.stack([variance.value for variance in variances]).sum(0)
+        finite = [part.degrees for part in variances if math.isfinite(part.degrees)]
         degrees = sum(finite) if finite else math.inf
         return Variance(value, degrees).estimate(mean, self._n, model)
 
@@ -236,8 +236,8 @@ def variance_of_variances(values: Tensor) -> Tensor | None:
     if draws < 4:
         return None
     squares = (values - values.mean(0)).square()
-    spread = (squares - squares.mean(0)).square().sum(0)
-    return draws / ((draws - 1) ** 2 * (draws - 2)) * spread
+    squared_deviations = (squares - squares.mean(0)).square().sum(0)
+    return draws / ((draws - 1) ** 2 * (draws - 2)) * squared_deviations
 
 
 def degrees_of_spread(sequences: int, orders: int, all_measured: bool) -> float:

@@ -20,13 +20,13 @@ KEY_BITS = 31
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """B masked sequences of a corpus: the M masked tokens, and the model's input in their places.
+    """B masked sequences of a corpus: the M masked tokens, and the model's input in their place.
     `chances` are the rates at which tokens were selected independently, if they were."""
 
     corpus: Corpus
     sequences: Tensor  # (B,)
     counts: Tensor  # (B,), masked tokens of each
-    places: Tensor  # (M,), where in its sequence each is, sequence by sequence
+    positions: Tensor  # (M,), where in its sequence each is, sequence by sequence
     seen: Tensor | int  # (M,) int32, or one token for all of them
     chances: Tensor | None = None  # (B,)
 
@@ -59,7 +59,7 @@ class MaskedBatch:
     def tokens(self) -> Tensor:
         """Index of each masked token among all maskable tokens of the corpus, (M,)."""
         starts = repeated(self.corpus.offsets[self.sequences], self.counts)
-        return self.corpus.index_of[starts + self.places]
+        return self.corpus.index_of[starts + self.positions]
 
     def entries_of(self, chosen: Tensor) -> Tensor:
         """Return the indices of the masked tokens of the masks with the given indices (b,)."""
@@ -69,12 +69,12 @@ class MaskedBatch:
     def __getitem__(self, chosen: Tensor) -> "MaskedBatch":
         """Return the masks with the given indices (b,)."""
         counts, of_chosen = self.counts[chosen], self.entries_of(chosen)
-        places = self.places.index_select(0, of_chosen)
+        positions = self.positions.index_select(0, of_chosen)
         seen = self.seen
         if isinstance(seen, Tensor):
             seen = seen.index_select(0, of_chosen)
         chances = None if self.chances is None else self.chances[chosen]
-        return MaskedBatch(self.corpus, self.sequences[chosen], counts, places, seen, chances)
+        return MaskedBatch(self.corpus, self.sequences[chosen], counts, positions, seen, chances)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,10 @@ class VariantBatch(MaskedBatch):
     """B variants of one sequence that differ in M tokens. Consecutive variants of the same context
     have the same model input: it is computed once for all of them."""
 
-    targets: Tensor  # (M,), the tokens that the variants have in these places
+    targets: Tensor  # (M,), the tokens that the variants have in these positions
     contexts: Tensor  # (B,)
     masked: bool
-    """True if the places are masked in the input, false if the input is the sequence itself."""
+    """True if the positions are masked in the input, false if the input is the sequence itself."""
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -107,7 +107,7 @@ class VariantBatch(MaskedBatch):
             self,
             sequences=self.sequences[chosen],
             counts=counts,
-            places=self.places.index_select(0, of_chosen),
+            positions=self.positions.index_select(0, of_chosen),
             targets=self.targets.index_select(0, of_chosen),
             contexts=self.contexts[chosen],
         )
@@ -118,11 +118,13 @@ class VariantBatch(MaskedBatch):
             self.contexts, return_inverse=True, return_counts=True
         )
         firsts = self[counts.cumsum(0) - counts]
-        found = MaskedBatch(self.corpus, firsts.sequences, firsts.counts, firsts.places, self.seen)
+        inputs = MaskedBatch(
+            self.corpus, firsts.sequences, firsts.counts, firsts.positions, self.seen
+        )
         if not self.masked:
             none = torch.zeros_like(firsts.counts)
-            found = replace(found, counts=none, places=firsts.places[:0])
-        return found, of
+            inputs = replace(inputs, counts=none, positions=firsts.positions[:0])
+        return inputs, of
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ class Masker:
     ) -> MaskedBatch:
         """Draw masks (B,) of these numbers of tokens, uniform over the subsets of that size."""
         sizes = self.corpus.sizes[sequences]
-        place_bits = int(sizes.max()).bit_length()
-        key_bits = min(KEY_BITS, 63 - place_bits - len(sequences).bit_length())
+        position_bits = int(sizes.max()).bit_length()
+        key_bits = min(KEY_BITS, 63 - position_bits - len(sequences).bit_length())
         keys = torch.empty(int(sizes.sum()), dtype=torch.int32)
         keys.random_(0, 2**key_bits - 1, generator=generator)
         return self.with_least_keys(sequences, counts, keys, key_bits)
@@ -186,15 +188,15 @@ class Masker:
         sequence's maskable tokens. After sorting, the tokens of a sequence are adjacent and in the
         order of their keys. Its mask is the first of them."""
         sizes = self.corpus.sizes[sequences]
-        place_bits = int(sizes.max()).bit_length()
-        assert key_bits + place_bits + len(sequences).bit_length() <= 63
-        numbers = counted_from(torch.arange(len(sequences)) << (key_bits + place_bits), sizes)
-        numbers.add_(keys, alpha=2**place_bits)
+        position_bits = int(sizes.max()).bit_length()
+        assert key_bits + position_bits + len(sequences).bit_length() <= 63
+        numbers = counted_from(torch.arange(len(sequences)) << (key_bits + position_bits), sizes)
+        numbers.add_(keys, alpha=2**position_bits)
         numbers.numpy().sort()  # torch's takes six times as long
-        chosen = numbers.index_select(0, counted_from(sizes.cumsum(0) - sizes, counts))
-        chosen.bitwise_and_(2**place_bits - 1)
-        chosen += repeated(self.corpus.first_free[sequences], counts)
-        return self.hidden(sequences, counts, self.corpus.free.index_select(0, chosen))
+        hidden = numbers.index_select(0, counted_from(sizes.cumsum(0) - sizes, counts))
+        hidden.bitwise_and_(2**position_bits - 1)
+        hidden += repeated(self.corpus.first_free[sequences], counts)
+        return self.hidden(sequences, counts, self.corpus.free.index_select(0, hidden))
 
     def along_order(self, sequence: int, order: Tensor) -> MaskedBatch:
         """Return the D masks of one sequence along an order of its maskable tokens (D,): first all
@@ -202,16 +204,16 @@ class Masker:
         each mask is the next one to become visible."""
         rank = torch.arange(len(order))
         counts = len(order) - rank
-        places = self.corpus.free[self.corpus.first_free[sequence] + order]
-        hidden = places[counted_from(rank, counts)]
+        positions = self.corpus.free[self.corpus.first_free[sequence] + order]
+        hidden = positions[counted_from(rank, counts)]
         return self.hidden(torch.full_like(rank, sequence), counts, hidden)
 
     def singles(self, sequence: int) -> MaskedBatch:
         """Return the D masks of one sequence that hide one token each."""
         start, size = self.corpus.first_free[sequence], int(self.corpus.sizes[sequence])
-        places = self.corpus.free[start : start + size]
+        positions = self.corpus.free[start : start + size]
         of = torch.full((size,), sequence)
-        return self.hidden(of, torch.ones_like(of), places)
+        return self.hidden(of, torch.ones_like(of), positions)
 
     def _bernoulli(
         self, sequences: Tensor, rates: Tensor, generator: torch.Generator
@@ -222,20 +224,20 @@ class Masker:
         ends = torch.nn.functional.pad(masked.cumsum(0), (1, 0))[sizes.cumsum(0)]
         counts = ends.diff(prepend=ends.new_zeros(1))
         free = counted_from(self.corpus.first_free[sequences], sizes)
-        places = self.corpus.free[free[masked]]
-        own = repeated(self.corpus.offsets[sequences], counts) + places
-        fate = torch.rand(len(places), generator=generator, dtype=torch.float64)
+        positions = self.corpus.free[free[masked]]
+        tokens = repeated(self.corpus.offsets[sequences], counts) + positions
+        fate = torch.rand(len(positions), generator=generator, dtype=torch.float64)
         random = torch.randint(
-            self.vocabulary, (len(places),), generator=generator, dtype=torch.int32
+            self.vocabulary, (len(positions),), generator=generator, dtype=torch.int32
         )
-        seen = torch.where(fate < HIDDEN + RANDOM, random, self.corpus.ids[own])
+        seen = torch.where(fate < HIDDEN + RANDOM, random, self.corpus.ids[tokens])
         seen.masked_fill_(fate < HIDDEN, self.mask_id)
-        return MaskedBatch(self.corpus, sequences, counts, places, seen, rates)
+        return MaskedBatch(self.corpus, sequences, counts, positions, seen, rates)
 
-    def hidden(self, sequences: Tensor, counts: Tensor, places: Tensor) -> MaskedBatch:
-        """Return the masks of sequences (B,). `places` has the counts[0] masked places of the first
+    def hidden(self, sequences: Tensor, counts: Tensor, positions: Tensor) -> MaskedBatch:
+        """Return the masks of sequences (B,). `positions` has the counts[0] positions of the first
         sequence, then the counts[1] of the second, and so on."""
-        return MaskedBatch(self.corpus, sequences, counts, places, self.mask_id)
+        return MaskedBatch(self.corpus, sequences, counts, positions, self.mask_id)
 
 
 def _rounding(expected: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,5 +251,5 @@ def joined(parts: list[MaskedBatch]) -> MaskedBatch:
     """Join masks of one corpus that have exact numbers of tokens."""
     sequences = torch.cat([part.sequences for part in parts])
     counts = torch.cat([part.counts for part in parts])
-    places = torch.cat([part.places for part in parts])
-    return MaskedBatch(parts[0].corpus, sequences, counts, places, parts[0].seen)
+    positions = torch.cat([part.positions for part in parts])
+    return MaskedBatch(parts[0].corpus, sequences, counts, positions, parts[0].seen)

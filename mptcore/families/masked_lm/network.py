@@ -77,7 +77,7 @@ class MaskedLm:
     def token_scores(self, masks: MaskedBatch) -> Tensor:
         """Return log p of each masked token in nats, sequence by sequence, as float32 (1, M). The
         tensor is on the device, which may still be computing it."""
-        values = torch.zeros(1, len(masks.places), device=self.device)
+        values = torch.zeros(1, len(masks.positions), device=self.device)
         return self._filled(values, masks, self._score_tokens, masks.entries_of)
 
     def _filled(
@@ -116,8 +116,8 @@ class MaskedLm:
         inputs, of = masks.inputs()
         row = self._row(inputs)
         starts = (inputs.lengths.cumsum(0) - inputs.lengths)[of]
-        places = repeated(starts, masks.counts).add_(masks.places)  # (M,), in the row
-        own = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.places)
+        places = repeated(starts, masks.counts).add_(masks.positions)  # (M,), in the row
+        own = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.positions)
         targets = torch.stack([masks.targets, masks.corpus.ids[own]])  # (2, M)
         masked = sent(places.repeat(2).int(), self.device)
         row = replace(row, masked=masked, targets=sent(targets.flatten(), self.device))
@@ -308,7 +308,7 @@ def score_batches(
         return found.cpu()
 
     def parts_of(masks: MaskedBatch, given: GivenT) -> Iterator[Part[GivenT]]:
-        rows, columns = (1, len(masks.places)) if of_tokens else (2, len(masks))
+        rows, columns = (1, len(masks.positions)) if of_tokens else (2, len(masks))
         values = torch.zeros(len(in_order), rows, columns, dtype=torch.float64)
         return _parts(in_order[0], ScoredBatch(masks, given, values), of_tokens)
 

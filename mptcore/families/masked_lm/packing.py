@@ -29,9 +29,9 @@ costs more, so there is none."""
 
 @dataclass(frozen=True)
 class Padding:
-    """Places of a group's tokens among its padded entries, as int32."""
+    """Indices of a group's tokens among its padded entries, as int32."""
 
-    places: Tensor  # (tokens,), indices among the entries
+    entries: Tensor  # (tokens,), the entry of each token
     tokens: Tensor  # (count · length,), the token in each entry; in padding its sequence's first
     lengths: Tensor  # (count,)
 
@@ -48,7 +48,7 @@ class _Padded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """The gradient of padding is zero, because no token sees it."""
-        return gradient.index_select(0, ctx.padding.places), None
+        return gradient.index_select(0, ctx.padding.entries), None
 
 
 class _Unpadded(torch.autograd.Function):
@@ -57,7 +57,7 @@ class _Unpadded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, entries: Tensor, padding: Padding) -> Tensor:
         ctx.padding = padding
-        return entries.index_select(0, padding.places)
+        return entries.index_select(0, padding.entries)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -138,7 +138,7 @@ class Row:
         positions = counted_from(torch.zeros_like(starts), lengths)
         own = repeated(corpus.offsets[masks.sequences], lengths).add_(positions)
         ids = corpus.ids.index_select(0, own)
-        masked = repeated(starts, counts).add_(masks.places)
+        masked = repeated(starts, counts).add_(masks.positions)
         targets = ids.index_select(0, masked)
         if isinstance(masks.seen, int):
             ids.index_fill_(0, masked, masks.seen)
@@ -148,7 +148,7 @@ class Row:
         types = [corpus.types.index_select(0, own)] if corpus.has_pairs else []
         ends = [torch.cat([starts, starts[-1:] + lengths[-1:]])] if has_ends else []
         paddings = [one.padding for one in groups if one.padding is not None]
-        layouts = [part for one in paddings for part in (one.places, one.tokens, one.lengths)]
+        layouts = [part for one in paddings for part in (one.entries, one.tokens, one.lengths)]
         host = [ids, positions, masked, targets, counts, *types, *ends, *layouts]
         ids, positions, masked, targets, counts, *rest = _copied(host, device)
         left = iter(rest)

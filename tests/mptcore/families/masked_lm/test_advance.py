@@ -84,7 +84,7 @@ def test_the_number_of_heldout_sequences_is_limited(monkeypatch: pytest.MonkeyPa
 def test_the_masks_of_held_out_sequences_are_always_the_same_and_their_own() -> None:
     held = masker(7)
     own = uniform_sizes(held, torch.arange(7), generator_for(0, "heldout masks"))
-    assert torch.equal(heldout_masks(held).places, own.places)
+    assert torch.equal(heldout_masks(held).positions, own.positions)
 
 
 def test_uniform_sizes_range_from_one_to_all_tokens() -> None:
@@ -139,7 +139,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one() -> None:
     kept = {name: tensor.clone() for name, tensor in first.tensors().items()}
     again.restore(kept)
     again.dropout = first.dropout
-    assert torch.equal(masks_of(first).places, masks_of(again).places)
+    assert torch.equal(masks_of(first).positions, masks_of(again).positions)
     for ready in (first, again):
         for ready.epoch in range(2, 4):
             ready.advance()
@@ -201,7 +201,7 @@ def test_uniform_masks_of_a_step() -> None:
     ready.generator.set_state(state)
     expected = uniform_sizes(ready.masker, ready._next_sequences(3), ready.generator)
     assert torch.equal(found.sequences, expected.sequences)
-    assert torch.equal(found.places, expected.places)
+    assert torch.equal(found.positions, expected.positions)
 
 
 def test_the_random_state_of_a_gpu_is_saved() -> None:

@@ -255,7 +255,7 @@ def test_each_sequence_has_its_own_orders() -> None:
     assert sequences.tolist() == [i for i, size in sizes.items() for _ in range(size * count)]
     for i, size in sizes.items():
         firsts = [
-            int(masks.places[int(masks.counts[:b].sum())])
+            int(masks.positions[int(masks.counts[:b].sum())])
             for masks in scored
             for b in range(len(masks))
             if int(masks.sequences[b]) == i and int(masks.counts[b]) == size

@@ -59,7 +59,7 @@ def test_tokens_and_pairs_are_masked_equally_often() -> None:
     sequences, counts = torch.zeros(times, dtype=torch.long), torch.full((times,), m)
     draws = own.of_sizes(sequences, counts, torch.Generator().manual_seed(3))
     hidden = torch.zeros(times, size, dtype=torch.float64)
-    hidden.scatter_(1, draws.places.view(times, m) - 1, 1.0)  # behind [CLS]
+    hidden.scatter_(1, draws.positions.view(times, m) - 1, 1.0)  # behind [CLS]
     assert (hidden.sum(1) == m).all()
     together = hidden.mT @ hidden / times
     expected = torch.full((size, size), m * (m - 1) / (size * (size - 1)), dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_mask_replaces_all_and_bert_four_fifths() -> None:
     assert draws.seen == 4
     draws, _ = drawn(masker("bert"), 0.5, 200)
     starts = draws.corpus.offsets[draws.sequences].repeat_interleave(draws.counts)
-    seen, target = draws.seen, draws.corpus.ids[starts + draws.places]
+    seen, target = draws.seen, draws.corpus.ids[starts + draws.positions]
     assert isinstance(seen, torch.Tensor)
     n = len(seen)
     assert float(draws.counts.sum() / draws.sizes.sum()) == pytest.approx(0.5, abs=2 / n**0.5)
@@ -119,7 +119,7 @@ def test_each_step_of_an_order_sees_one_token_more() -> None:
     order = torch.randperm(size, generator=torch.Generator().manual_seed(1))
     draws = own.along_order(0, order)
     assert draws.counts.tolist() == list(range(size, 0, -1))
-    first = draws.places[draws.counts.cumsum(0) - draws.counts]
+    first = draws.positions[draws.counts.cumsum(0) - draws.counts]
     assert first.tolist() == (order + 1).tolist()  # behind [CLS]
     for step in range(size):
         masked = sequence(draws, step).masked

@@ -117,7 +117,7 @@ class Predictable:
         noise = torch.randn(len(share), generator=self.generator, dtype=torch.float64)
         found = LOG_P * (1 + masks.tokens % 4) - 2 * share + 0.05 * noise
         of = masks.sequences.repeat_interleave(masks.counts)
-        found[(of == self.broken) & (masks.places == 2)] = -math.inf
+        found[(of == self.broken) & (masks.positions == 2)] = -math.inf
         return found[None]
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:

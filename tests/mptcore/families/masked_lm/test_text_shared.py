@@ -43,7 +43,7 @@ class Watched(ToyModel):
     masks: dict[int, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
 
     def token_scores(self, masks: MaskedBatch) -> torch.Tensor:
-        places = torch.split(masks.places, masks.counts.tolist())
+        places = torch.split(masks.positions, masks.counts.tolist())
         texts = masks.corpus.types[masks.corpus.offsets[masks.sequences]].tolist()
         for text, hidden in zip(texts, places, strict=True):
             self.masks[text].append(tuple(sorted(hidden.tolist())))
@@ -209,7 +209,7 @@ def test_a_score_that_is_no_number_concerns_only_its_text(bad: float) -> None:
         def token_scores(self, masks: MaskedBatch) -> torch.Tensor:
             found = super().token_scores(masks)
             of = masks.sequences.repeat_interleave(masks.counts)
-            return found.masked_fill((of == 1) & (masks.places == 2), bad)
+            return found.masked_fill((of == 1) & (masks.positions == 2), bad)
 
     found = scores(Model(toy), ["a", "a", "b", "b"], 0.3)
     whole = scores(ToyModel(toy), ["a", "c", "b", "b"], 0.3)
