@@ -89,13 +89,13 @@ class MaskedLm:
     ) -> Tensor:
         """Compute the masks part by part, and set the columns of their values."""
         parts: list[Tensor] = []
-        found: list[Tensor] = []
+        scores: list[Tensor] = []
         for chosen in self.parts(masks, as_fits=True):
             parts.append(columns(chosen))
-            found.append(in_halves(compute, masks[chosen], self.take_fewer))
+            scores.append(in_halves(compute, masks[chosen], self.take_fewer))
         if not parts:
             return values
-        return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(found, 1))
+        return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(scores, 1))
 
     @torch.inference_mode()
     def _score_tokens(self, masks: MaskedBatch) -> Tensor:  # (1, M)
@@ -116,14 +116,14 @@ class MaskedLm:
         inputs, of = masks.inputs()
         row = self._row(inputs)
         starts = (inputs.lengths.cumsum(0) - inputs.lengths)[of]
-        places = repeated(starts, masks.counts).add_(masks.positions)  # (M,), in the row
-        own = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.positions)
-        targets = torch.stack([masks.targets, masks.corpus.ids[own]])  # (2, M)
-        masked = sent(places.repeat(2).int(), self.device)
+        positions = repeated(starts, masks.counts).add_(masks.positions)  # (M,), in the row
+        tokens = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.positions)
+        targets = torch.stack([masks.targets, masks.corpus.ids[tokens]])  # (2, M)
+        masked = sent(positions.repeat(2).int(), self.device)
         row = replace(row, masked=masked, targets=sent(targets.flatten(), self.device))
         log_probs = self._log_probs(row).double().view(2, -1)
         counts = sent(masks.counts, self.device)
-        sums = [torch.segment_reduce(one, "sum", lengths=counts) for one in log_probs]
+        sums = [torch.segment_reduce(row, "sum", lengths=counts) for row in log_probs]
         return torch.stack(sums)
 
     def log_probs(self, masks: MaskedBatch) -> Tensor:
@@ -171,14 +171,14 @@ class MaskedLm:
         other processes and resumed runs do not know which parts did not fit."""
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
-        hidden, logits = (one[order].cumsum(0) for one in self.bytes_of(masks))
+        hidden, logits = (needed[order].cumsum(0) for needed in self.bytes_of(masks))
         training = self.network.training
-        whole = self._memory or _part_bytes(self.device, training)
+        max_memory = self._memory or _part_bytes(self.device, training)
         at_once = int(logits[-1:].sum()) if training else LOGITS_BYTES  # training keeps them all
         start, before, before_logits = 0, 0, 0
         while start < len(order):
             smaller = self._fits if as_fits and not training else None  # learned so far
-            memory = smaller or whole
+            memory = smaller or max_memory
             fit = before + memory
             with_all = torch.searchsorted(hidden + logits, fit + before_logits, right=True)
             in_turn = torch.searchsorted(hidden, fit - at_once, right=True)
@@ -188,7 +188,7 @@ class MaskedLm:
 
     def take_fewer(self, masks: MaskedBatch) -> None:
         """Halve the parts of scores from now on, because these did not fit in memory."""
-        hidden, logits = (int(one.sum()) for one in self.bytes_of(masks))
+        hidden, logits = (int(needed.sum()) for needed in self.bytes_of(masks))
         self._fits = (hidden + min(logits, LOGITS_BYTES)) // 2
 
     def _autocast(self) -> Any:
@@ -303,16 +303,16 @@ def score_batches(
 
     def scored(part: Part[GivenT]) -> Tensor:
         masks = part.masks
-        found = torch.stack([score(model, masks) for model in in_order])
+        scores = torch.stack([score(model, masks) for model in in_order])
         meanwhile()
-        return found.cpu()
+        return scores.cpu()
 
     def parts_of(masks: MaskedBatch, given: GivenT) -> Iterator[Part[GivenT]]:
         rows, columns = (1, len(masks.positions)) if of_tokens else (2, len(masks))
         values = torch.zeros(len(in_order), rows, columns, dtype=torch.float64)
         return _parts(in_order[0], ScoredBatch(masks, given, values), of_tokens)
 
-    parts = (part for one in batches for part in parts_of(*one))
+    parts = (part for batch in batches for part in parts_of(*batch))
     for part, values in state.scored(parts, scored, lambda part: part.shape):
         part.set_scores(values)
         if part.empty:
@@ -330,10 +330,10 @@ def _parts(model: MaskedLm, batch: ScoredBatch[GivenT], of_tokens: bool) -> Iter
     if model.device.type == "cuda" or empty == len(masks):
         yield Part(batch, of_tokens, None, 0, is_last=True)
         return
-    left = len(masks) - empty
+    n_remaining = len(masks) - empty
     for chosen in model.parts(masks):
-        left -= len(chosen)
-        yield Part(batch, of_tokens, chosen, empty, is_last=not left)
+        n_remaining -= len(chosen)
+        yield Part(batch, of_tokens, chosen, empty, is_last=not n_remaining)
         empty = 0
 
 
@@ -344,8 +344,8 @@ def score_sequences(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Records[Tensor]:
     """Return the scores of one batch, as `score_batches` computes them: (models, 2, B)."""
-    for one in score_batches(models, [(masks, None)], state, meanwhile):
-        if isinstance(one, ScoredBatch):
-            return one.values
-        yield one
+    for scored in score_batches(models, [(masks, None)], state, meanwhile):
+        if isinstance(scored, ScoredBatch):
+            return scored.values
+        yield scored
     raise AssertionError("a batch has at least one part")

@@ -41,9 +41,9 @@ class _Padded(torch.autograd.Function):
     adds to given places would not be deterministic, or sort them first."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, padding: Padding) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, padding: Padding) -> Tensor:
         ctx.padding = padding
-        return own.index_select(0, padding.tokens)
+        return tokens.index_select(0, padding.tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -69,7 +69,7 @@ class _Unpadded(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Group:
+class AttentionGroup:
     """Consecutive sequences of a row that attention computes together."""
 
     tokens: slice
@@ -82,18 +82,18 @@ class Group:
     def padded(self, row: Tensor) -> Tensor:
         """Return the group's part of a row (T, …) as padded sequences: (count, length, …). Padding
         repeats a sequence's first token: its values are finite if those of the sequence are."""
-        own = row[self.tokens]
+        tokens = row[self.tokens]
         if self.padding is not None:
-            own = _Padded.apply(own, self.padding)  # type: ignore[no-untyped-call]
-        return own.view(self.count, self.length, *own.shape[1:])
+            tokens = _Padded.apply(tokens, self.padding)  # type: ignore[no-untyped-call]
+        return tokens.view(self.count, self.length, *tokens.shape[1:])
 
     def unpadded(self, sequences: Tensor) -> Tensor:
         """Remove the padding: (count, length, …) to (tokens, …)."""
         flat = sequences.flatten(0, 1)
         if self.padding is None:
             return flat
-        found: Tensor = _Unpadded.apply(flat, self.padding)  # type: ignore[no-untyped-call]
-        return found
+        tokens: Tensor = _Unpadded.apply(flat, self.padding)  # type: ignore[no-untyped-call]
+        return tokens
 
     @cached_property
     def present(self) -> Tensor | None:
@@ -125,7 +125,7 @@ class Row:
     masked: Tensor  # (M,) int32, where the masked tokens are
     targets: Tensor  # (M,) int32, what they are
     counts: Tensor  # (B,) int32, masked tokens of each sequence
-    groups: Sequence[Group]
+    groups: Sequence[AttentionGroup]
     longest: int
     ends: Tensor | None  # (B + 1,) int32, where each sequence begins and the last one ends
 
@@ -136,8 +136,8 @@ class Row:
         corpus, lengths, counts = masks.corpus, masks.lengths, masks.counts
         starts = lengths.cumsum(0) - lengths
         positions = counted_from(torch.zeros_like(starts), lengths)
-        own = repeated(corpus.offsets[masks.sequences], lengths).add_(positions)
-        ids = corpus.ids.index_select(0, own)
+        indices = repeated(corpus.offsets[masks.sequences], lengths).add_(positions)
+        ids = corpus.ids.index_select(0, indices)
         masked = repeated(starts, counts).add_(masks.positions)
         targets = ids.index_select(0, masked)
         if isinstance(masks.seen, int):
@@ -145,51 +145,59 @@ class Row:
         else:
             ids.index_copy_(0, masked, masks.seen)
         groups = list(_groups(lengths, positions, GROUP_TOKENS[device.type]))
-        types = [corpus.types.index_select(0, own)] if corpus.has_pairs else []
+        types = [corpus.types.index_select(0, indices)] if corpus.has_pairs else []
         ends = [torch.cat([starts, starts[-1:] + lengths[-1:]])] if has_ends else []
-        paddings = [one.padding for one in groups if one.padding is not None]
-        layouts = [part for one in paddings for part in (one.entries, one.tokens, one.lengths)]
+        paddings = [group.padding for group in groups if group.padding is not None]
+        layouts = [
+            part
+            for padding in paddings
+            for part in (padding.entries, padding.tokens, padding.lengths)
+        ]
         host = [ids, positions, masked, targets, counts, *types, *ends, *layouts]
-        ids, positions, masked, targets, counts, *rest = _copied(host, device)
-        left = iter(rest)
-        types_there = next(left) if types else None
-        ends_there = next(left) if ends else None
+        ids, positions, masked, targets, counts, *optional = _copied(host, device)
+        remaining = iter(optional)
+        types_there = next(remaining) if types else None
+        ends_there = next(remaining) if ends else None
         groups = [
-            replace(one, padding=Padding(next(left), next(left), next(left)))
-            if one.padding is not None
-            else one
-            for one in groups
+            replace(group, padding=Padding(next(remaining), next(remaining), next(remaining)))
+            if group.padding is not None
+            else group
+            for group in groups
         ]
         longest = int(lengths[0])
         inputs = ids, positions, types_there, masked, targets, counts
         return cls(*inputs, groups, longest, ends_there)
 
 
-def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
+def _groups(lengths: Tensor, positions: Tensor, min_tokens: int) -> Iterator[AttentionGroup]:
     """Yield groups of sequences with non-increasing lengths (B,), whose tokens have positions
     (T,)."""
     begin = token = 0
-    for count, taken in _cuts(lengths, least):
-        own, tokens = lengths[begin : begin + count], slice(token, token + taken)
-        longest = int(own[0])
-        group = Group(tokens, count, longest)
+    for count, taken in _cuts(lengths, min_tokens):
+        group_lengths, tokens = lengths[begin : begin + count], slice(token, token + taken)
+        longest = int(group_lengths[0])
+        group = AttentionGroup(tokens, count, longest)
         if count * longest > taken:
-            places = repeated(torch.arange(count) * longest, own).add_(positions[tokens])
-            firsts = own.cumsum(0) - own
-            entries = repeated(firsts, torch.full((count,), longest))
-            entries[places] = torch.arange(taken)
-            group = replace(group, padding=Padding(places, entries, own))
+            starts = repeated(torch.arange(count) * longest, group_lengths)
+            entry_of_token = starts.add_(positions[tokens])
+            firsts = group_lengths.cumsum(0) - group_lengths
+            token_of_entry = repeated(firsts, torch.full((count,), longest))
+            token_of_entry[entry_of_token] = torch.arange(taken)
+            padding = Padding(entry_of_token, token_of_entry, group_lengths)
+            group = replace(group, padding=padding)
         yield group
         begin, token = begin + count, token + taken
 
 
-def _cuts(lengths: Tensor, least: int) -> Iterator[tuple[int, int]]:
+def _cuts(lengths: Tensor, min_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield the number of sequences in each group, and its number of tokens."""
-    values, counts = (one.tolist() for one in torch.unique_consecutive(lengths, return_counts=True))
+    values, counts = (
+        column.tolist() for column in torch.unique_consecutive(lengths, return_counts=True)
+    )
     longest, count, taken = values[0], 0, 0
     for length, more in zip(values, counts, strict=True):
         half_padding = (count + more) * longest > 2 * (taken + length * more)
-        if count and (taken >= least or half_padding):
+        if count and (taken >= min_tokens or half_padding):
             yield count, taken
             longest, count, taken = length, 0, 0
         count, taken = count + more, taken + length * more
@@ -198,10 +206,10 @@ def _cuts(lengths: Tensor, least: int) -> Iterator[tuple[int, int]]:
 
 def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy integers (…,) to a device as int32, in one copy."""
-    sizes = [len(one) for one in tensors]
-    whole = torch.empty(sum(sizes), dtype=torch.int32)
-    torch.cat(list(tensors), out=whole)
-    return list(torch.split(sent(whole, device), sizes))
+    sizes = [len(tensor) for tensor in tensors]
+    joined = torch.empty(sum(sizes), dtype=torch.int32)
+    torch.cat(list(tensors), out=joined)
+    return list(torch.split(sent(joined, device), sizes))
 
 
 def attention(
@@ -219,18 +227,18 @@ def attention(
 ) -> tuple[Tensor, None]:  # (1, T, heads, d)
     """Attention with the signature that transformers expects. Each sequence of a row attends to
     itself."""
-    tokens = [one[0].transpose(0, 1) for one in (query, key, value)]  # (T, heads, d) each
+    tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (T, heads, d) each
     if row.ends is not None and query.dtype == torch.bfloat16 and not dropout:
         return _of_different_lengths(tokens, row.ends, row.longest, scaling, sliding_window), None
-    found = []
+    parts = []
     for group in row.groups:
-        q, k, v = (group.padded(one).transpose(1, 2) for one in tokens)
+        q, k, v = (group.padded(states).transpose(1, 2) for states in tokens)
         seen = group.seen(sliding_window, query.device)
         of_group = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, dropout_p=dropout, scale=scaling
         )  # (count, heads, length, d)
-        found.append(group.unpadded(of_group.transpose(1, 2)))
-    return torch.cat(found)[None], None
+        parts.append(group.unpadded(of_group.transpose(1, 2)))
+    return torch.cat(parts)[None], None
 
 
 def _of_different_lengths(
@@ -243,11 +251,11 @@ def _of_different_lengths(
     """Attention in one launch, without a gradient. torch.nn.attention.varlen calls the same kernel,
     and its import takes a second."""
     near = -1 if sliding_window is None else sliding_window - 1
-    found: Tensor = torch.ops.aten._flash_attention_forward(
+    output: Tensor = torch.ops.aten._flash_attention_forward(
         *tokens, ends, ends, longest, longest, 0.0, False, False, scale=scaling,
         window_size_left=near, window_size_right=near,
     )[0]  # fmt: skip
-    return found[None]
+    return output[None]
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
@@ -287,10 +295,10 @@ def _roberta_positions(row: Row, padding: int) -> Tensor:  # (T,)
 
 def _esm_embeddings(base_model: Any, row: Row) -> Tensor:  # (1, T, H)
     """Return ESM's embeddings, which it scales by the masked share of each sequence."""
-    found = []
+    parts = []
     for group in row.groups:
         ids, present = group.padded(row.ids), group.present
         if present is not None:  # padding must not count as masked
             ids = ids.where(present, 0)
-        found.append(group.unpadded(base_model.embeddings(ids, attention_mask=present)))
-    return torch.cat(found)[None]
+        parts.append(group.unpadded(base_model.embeddings(ids, attention_mask=present)))
+    return torch.cat(parts)[None]
