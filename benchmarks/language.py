@@ -165,7 +165,7 @@ class _Parts:
 
         def one_pass(part: torch.Tensor) -> None:
             found, _ = masker.at_rates(part, rates[: len(part)], torch.Generator().manual_seed(1))
-            for _ in lm.score_sequences({"model": model}, found, lm.RunState()):
+            for _ in lm.score_batches({"model": model}, [(found, None)], lm.RunState()):
                 pass
 
         one_pass(sequences[:32])  # warm

@@ -14,9 +14,8 @@ from benchmarks.language import BERT_BASE
 from mptcore.families.masked_lm.checkpoints import fresh
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker
-from mptcore.families.masked_lm.network import MaskedLm, score_sequences
-from mptcore.runtime.state import RunState
-from tests.support.runs import result_of
+from mptcore.families.masked_lm.network import MaskedLm
+from tests.support.texts import scores_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 MASK_TOKEN = 4
@@ -119,8 +118,7 @@ def masked(text: Corpus, rate: float, vocabulary: int) -> MaskedBatch:
 
 def scored(model: MaskedLm, masks: MaskedBatch) -> Tensor:
     """Return the scores of the masks, (B,), on the CPU."""
-    found: Tensor = result_of(score_sequences({"model": model}, masks, RunState()))[0, 0]
-    return found
+    return scores_of({"model": model}, masks)[0, 0]
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:

@@ -1,5 +1,6 @@
 """Texts and language models, in this process."""
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masks import MaskedBatch
+from mptcore.families.masked_lm.network import MaskedLm, score_batches
+from mptcore.runtime.state import RunState
 from mptcore.specs import PlainText
 from tests.support import tiny_lm
 
@@ -25,6 +28,17 @@ def corpus_of_pairs(count: int) -> Corpus:
     whole = corpus.of_sequences(corpus._sentences(rows, tiny_lm.tokenizer(), 40))
     assert set(whole.types.tolist()) == {0, 1}
     return whole
+
+
+def scores_of(
+    models: Mapping[str, MaskedLm],
+    masks: MaskedBatch,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Return the scores of one batch, as `score_batches` computes them: (models, 2, B)."""
+    batches = score_batches(models, [(masks, None)], RunState(), meanwhile)
+    (batch,) = (batch for batch in batches if batch is not None)
+    return batch.values
 
 
 class Sequence(NamedTuple):

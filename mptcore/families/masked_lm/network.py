@@ -17,7 +17,7 @@ from mptcore.families.masked_lm.masks import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.state import Records, RunState, Shape
+from mptcore.runtime.state import RunState, Shape
 from mptcore.specs.compute import GPU_SHARE
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 
@@ -335,17 +335,3 @@ def _parts(model: MaskedLm, batch: ScoredBatch[GivenT], of_tokens: bool) -> Iter
         n_remaining -= len(chosen)
         yield Part(batch, of_tokens, chosen, empty, is_last=not n_remaining)
         empty = 0
-
-
-def score_sequences(
-    models: Mapping[str, MaskedLm],
-    masks: MaskedBatch,
-    state: RunState,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Records[Tensor]:
-    """Return the scores of one batch, as `score_batches` computes them: (models, 2, B)."""
-    for scored in score_batches(models, [(masks, None)], state, meanwhile):
-        if isinstance(scored, ScoredBatch):
-            return scored.values
-        yield scored
-    raise AssertionError("a batch has at least one part")

@@ -19,17 +19,15 @@ from mptcore.families.masked_lm.masks import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.network import (
     MaskedLm,
     score_batches,
-    score_sequences,
 )
 from mptcore.runtime.state import RunState
 from tests.support import tiny_lm
-from tests.support.runs import result_of
-from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence
+from tests.support.texts import CPU, corpus_of, corpus_of_pairs, scores_of, sequence
 
 
 def scores(models: dict[str, MaskedLm], masks: MaskedBatch) -> torch.Tensor:
     """The sums over masked tokens, and the next tokens' log probabilities, (models, 2, B)."""
-    values = result_of(score_sequences(models, masks, RunState()))
+    values = scores_of(models, masks)
     values[:, 0] *= masks.counts
     return values
 

@@ -12,7 +12,7 @@ from mptcore.families.masked_lm import curve, packing
 from mptcore.families.masked_lm import network as lm
 from mptcore.families.masked_lm.checkpoints import MASKED_LMS
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker
-from mptcore.families.masked_lm.network import MaskedLm, score_sequences
+from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.runtime.state import RunState
@@ -20,8 +20,8 @@ from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from mptlab_contract import records
 from mptlab_contract.pretended_gpu import DEVICE, GIB, pretended_gpu
 from tests.support import tiny_lm
-from tests.support.runs import result_of, spec_of
-from tests.support.texts import corpus_of
+from tests.support.runs import spec_of
+from tests.support.texts import corpus_of, scores_of
 
 CPU = torch.device("cpu")
 WITHOUT_DROPOUT: dict[str, Any] = {
@@ -49,7 +49,7 @@ def test_a_batch_of_sequences() -> None:
         found = []
         for count in (4, 32):
             gpu.reset()
-            result_of(score_sequences({"model": model}, sequences(count), RunState()))
+            scores_of({"model": model}, sequences(count))
             found.append(gpu.asked)
     assert found[0] == found[1]
     assert found[0]["launches"] <= 76
@@ -69,7 +69,7 @@ def test_scores_in_bfloat16_are_those_of_a_cpu(kind: str) -> None:
     rates = torch.full((20,), 0.4, dtype=torch.float64)
     batch, _ = masker.at_rates(torch.arange(20), rates, torch.Generator().manual_seed(1))
     model = MaskedLm(tiny_lm.network(kind, **sizes), CPU, torch.bfloat16)
-    expected = result_of(score_sequences({"model": model}, batch, RunState()))
+    expected = scores_of({"model": model}, batch)
     seen: list[torch.Size] = []
     own = packing._of_different_lengths
 
@@ -82,7 +82,7 @@ def test_scores_in_bfloat16_are_those_of_a_cpu(kind: str) -> None:
         on_gpu = MaskedLm(tiny_lm.network(kind, **sizes), DEVICE, torch.bfloat16)
         last = on_gpu.network.get_output_embeddings()
         assert len(last.weight) == (16 if last.bias is not None else 15)
-        found = result_of(score_sequences({"model": on_gpu}, batch, RunState()))
+        found = scores_of({"model": on_gpu}, batch)
     tokens = int(batch.lengths.sum())
     assert [shape[0] for shape in seen] == [tokens] * on_gpu.config.num_hidden_layers
     assert len(set(batch.lengths.tolist())) > 4
@@ -109,7 +109,7 @@ def test_a_batch_needs_no_tensor_of_all_its_logits(
         masks = sequences(32)
         gpu.most_numbers = 800 * model.config.hidden_size
         assert gpu.most_numbers >= int(masks.lengths.sum()) * model.config.intermediate_size
-        result_of(score_sequences({"model": model}, masks, RunState()))
+        scores_of({"model": model}, masks)
     assert (gpu.refused == 0) == (at_once == 10)
 
 
@@ -167,8 +167,7 @@ def test_the_scores_of_many_parts_are_fetched_once(models: int) -> None:
             assert gpu.synchronisations == 0
             begun.append(gpu.launches)
 
-        steps = score_sequences(dict(zip("ab", made, strict=False)), batch, RunState(), meanwhile)
-        found = result_of(steps)
+        found = scores_of(dict(zip("ab", made, strict=False)), batch, meanwhile)
     assert parts > 4
     assert begun[0] > 40 * parts * models
     assert gpu.synchronisations == gpu.to_host == 1
@@ -366,7 +365,7 @@ def test_scores_with_too_little_memory_are_the_same() -> None:
     with pretended_gpu() as gpu:
         model, found = language_model(), []
         for gpu.most_numbers in (None, 700):
-            found.append(result_of(score_sequences({"model": model}, sequences(8), RunState())))
+            found.append(scores_of({"model": model}, sequences(8)))
     torch.testing.assert_close(found[1], found[0])
 
 
@@ -376,5 +375,5 @@ def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
         model = {"model": language_model()}
         gpu.most_numbers = 700
         for _ in range(2):
-            result_of(score_sequences(model, sequences(32), RunState()))
+            scores_of(model, sequences(32))
             assert gpu.refused == 4  # of 32, 16, 8 and 4 sequences
