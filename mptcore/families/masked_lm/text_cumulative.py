@@ -41,7 +41,7 @@ LAST = 1 / 2
 """A round is the last one if it adds at most this fraction to the masks so far."""
 SAFETY = 1.0
 """Number of standard deviations by which a variance may still grow before the target is missed."""
-MIN_LEFT = 1 / 8
+MIN_REMAINING = 1 / 8
 """Smallest share of the target variance that is left for the next rounds."""
 
 
@@ -58,8 +58,8 @@ class SequentialEstimate:
     average: Tensor  # (N,), the mean of their values
     squares: Tensor  # (N,), sum of their squared deviations from it
     value: Tensor  # (N,), Σ_k λ_k · mean of round k
-    left: Tensor  # (N,), the part of λ that is not assigned yet
-    spread: Tensor  # (N,), Σ_k λ_k² / n_k
+    remaining_weight: Tensor  # (N,), the part of λ that is not assigned yet
+    variance_factor: Tensor  # (N,), Σ_k λ_k² / n_k
 
     @classmethod
     def of_pilot(cls, values: Tensor) -> "SequentialEstimate":
@@ -77,46 +77,48 @@ class SequentialEstimate:
 
     @property
     def std_err(self) -> Tensor:
-        return (self.variance * self.spread * widening(self.count)).sqrt()
+        return (self.variance * self.variance_factor * widening(self.count)).sqrt()
 
     def add(self, texts: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
         """Add the values (B,) of a round's masks of these texts (B,), as a part of the masks that
         were wanted (N,). Return the weight of each of the masks, (B,)."""
         zero = torch.zeros_like(self.average)
-        apart = values - self.average[texts]
+        deviations = values - self.average[texts]
         counts = torch.bincount(texts, minlength=len(zero))
-        sums = zero.index_add(0, texts, apart)
-        squares = zero.index_add(0, texts, apart.square())
-        drawn, whole = counts.clamp(min=1), self.count + counts
-        shift = sums / drawn  # from the average before to the mean of the round
-        self.squares += squares - sums.square() / drawn
-        self.squares += shift.square() * self.count * counts / whole
-        weight = self.left * (counts / wanted.clamp(min=1))  # the last one is exactly what is left
+        sums = zero.index_add(0, texts, deviations)
+        squares = zero.index_add(0, texts, deviations.square())
+        divisor, total = counts.clamp(min=1), self.count + counts
+        shift = sums / divisor  # from the average before to the mean of the round
+        self.squares += squares - sums.square() / divisor
+        self.squares += shift.square() * self.count * counts / total
+        # The last weight is exactly the remaining one.
+        weight = self.remaining_weight * (counts / wanted.clamp(min=1))
         self.value += weight * (self.average + shift)
-        self.left -= weight
-        self.spread += weight.square() / drawn
-        self.average = self.average + shift * counts / whole
-        self.count = whole
-        return (weight / drawn)[texts]
+        self.remaining_weight -= weight
+        self.variance_factor += weight.square() / divisor
+        self.average = self.average + shift * counts / total
+        self.count = total
+        return (weight / divisor)[texts]
 
-    def planned(self, target: Tensor, most: int) -> Tensor:
+    def planned(self, target: Tensor, max_masks: int) -> Tensor:
         """Return how many masks of each text the next round draws, and how many are wanted in all
         until its target (N,) is reached: (2, N). Both are 0 at the end. A round at most doubles the
         masks of a text: later ones have a better fit."""
-        least = (MIN_TEXT_MASKS - self.count).clamp(min=STRATA)
-        last = self.count + torch.maximum(self._wanted(target.square()), least)
+        min_masks = (MIN_TEXT_MASKS - self.count).clamp(min=STRATA)
+        last = self.count + torch.maximum(self._wanted(target.square()), min_masks)
         moves = (MIN_KURTOSIS - 1) * (1 / self.count - 1 / last)
         growth = widening(last) * (1 + SAFETY * moves.sqrt())
-        wanted = torch.maximum(self._wanted(target.square() / growth), least)
-        wanted = torch.minimum(wanted, (most - self.count).clamp(min=STRATA))
-        wanted = torch.where(self.left > 0, -(-wanted // STRATA) * STRATA, 0)
+        wanted = torch.maximum(self._wanted(target.square() / growth), min_masks)
+        wanted = torch.minimum(wanted, (max_masks - self.count).clamp(min=STRATA))
+        wanted = torch.where(self.remaining_weight > 0, -(-wanted // STRATA) * STRATA, 0)
         part = torch.minimum(-(-wanted // (2 * STRATA)) * STRATA, self.count)
         return torch.stack([torch.where(wanted <= LAST * self.count, wanted, part), wanted])
 
     def _wanted(self, target: Tensor) -> Tensor:
-        rest = torch.maximum(target - self.variance * self.spread, MIN_LEFT * target)
-        found = self.left.square() * self.variance / rest
-        return found.nan_to_num(0).clamp(max=1e12).ceil().long()
+        so_far = self.variance * self.variance_factor
+        remaining_variance = torch.maximum(target - so_far, MIN_REMAINING * target)
+        masks = self.remaining_weight.square() * self.variance / remaining_variance
+        return masks.nan_to_num(0).clamp(max=1e12).ceil().long()
 
 
 def widening(count: Tensor) -> Tensor:
@@ -208,13 +210,13 @@ class CumulativeScores:
         first = self.masker.corpus.first_free[chosen]
         free = (first[:, None] + subsets).flatten()
         sequences = chosen.repeat_interleave(len(counts))
-        places = self.masker.corpus.free[free]
-        return self.masker.hidden(sequences, counts.repeat(len(chosen)), places)
+        positions = self.masker.corpus.free[free]
+        return self.masker.hidden(sequences, counts.repeat(len(chosen)), positions)
 
     def _sample(self, chosen: Tensor, plan: MaskPlan, seed: int) -> Records[None]:
         """Score the chosen texts, part by part."""
         before = plan.planned - len(chosen) * MIN_TEXT_MASKS
-        most = self.max_masks // STRATA * STRATA
+        max_masks = self.max_masks // STRATA * STRATA
         to_come = len(chosen)
         for streams in self._parts(chosen):
             part = torch.tensor([text for stream in streams for text in stream.texts])
@@ -228,25 +230,26 @@ class CumulativeScores:
             folds = []
             for _ in range(FOLDS):
                 folds.append((yield from draws.fold()))
-            found = SequentialEstimate.of_pilot(cross_fitted(folds))
-            target = self.target_of(found.average)
+            estimate = SequentialEstimate.of_pilot(cross_fitted(folds))
+            target = self.target_of(estimate.average)
             sums = torch.stack([fold.sums() for fold in folds]).sum(0)
             shared: list[tuple[Tensor, Tensor, Tensor]] = []
             while True:
-                counts, wanted = most_of_each(stream_of, found.planned(target, most))
-                plan.planned = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
+                counts, wanted = max_of_stream(stream_of, estimate.planned(target, max_masks))
+                in_part = int((estimate.count + wanted).sum())
+                plan.planned = before + in_part + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):
                     break
-                texts, values = yield from draws.values(counts, found, sums)
-                weights = found.add(texts, values, wanted)
+                texts, values = yield from draws.values(counts, estimate, sums)
+                weights = estimate.add(texts, values, wanted)
                 kept = (sharing > 1)[stream_of[texts]]
                 shared.append((texts[kept], values[kept], weights[kept]))
-            self.value[part], self.std_err[part] = found.value, found.std_err
-            self.masks[part] = found.count
-            self.variances[part] = found.std_err.square()
-            by_text = errors_of_masks(found, *map(torch.cat, zip(*shared, strict=True)))
+            self.value[part], self.std_err[part] = estimate.value, estimate.std_err
+            self.masks[part] = estimate.count
+            self.variances[part] = estimate.std_err.square()
+            by_text = errors_of_masks(estimate, *map(torch.cat, zip(*shared, strict=True)))
             self._keep_shared(part, streams, by_text)
-            before += int(found.count.sum())
+            before += int(estimate.count.sum())
 
     def _parts(self, chosen: Tensor) -> Iterator[list["MaskStream"]]:
         """Yield the masks of the chosen texts, in parts with about GROUP_TOKENS tokens."""
@@ -257,9 +260,9 @@ class CumulativeScores:
         part: list[MaskStream] = []
         tokens = 0
         for (group, size), texts in texts_of.items():
-            most = max(1, GROUP_TOKENS // size)
-            for first in range(0, len(texts), most):
-                stream = MaskStream(group, size, first, texts[first : first + most])
+            max_texts = max(1, GROUP_TOKENS // size)
+            for first in range(0, len(texts), max_texts):
+                stream = MaskStream(group, size, first, texts[first : first + max_texts])
                 if part and tokens + size * len(stream.texts) > GROUP_TOKENS:
                     yield part
                     part, tokens = [], 0
@@ -297,22 +300,22 @@ class MaskStream:
         return generator_for(seed, f"masks {self.first} of {self.size} tokens of {self.group}")
 
 
-def most_of_each(stream_of: Tensor, values: Tensor) -> Tensor:
+def max_of_stream(stream_of: Tensor, values: Tensor) -> Tensor:
     """Return for each text the largest value of the texts of its stream, (2, N) to (2, N)."""
     streams = stream_of.expand_as(values)
-    found = torch.zeros_like(values).scatter_reduce(1, streams, values, "amax")
-    return found.gather(1, streams)
+    max_values = torch.zeros_like(values).scatter_reduce(1, streams, values, "amax")
+    return max_values.gather(1, streams)
 
 
 def errors_of_masks(
-    found: SequentialEstimate, texts: Tensor, values: Tensor, weights: Tensor
+    estimate: SequentialEstimate, texts: Tensor, values: Tensor, weights: Tensor
 ) -> tuple[Tensor, ...]:
     """Return the error of each text's score (N,), mask by mask, from the values and weights of its
     masks (B,) in the order in which they were drawn. The squares sum to the squared standard
     error."""
-    deviations = weights * (values - found.average[texts])
-    squares = torch.zeros_like(found.value).index_add(0, texts, deviations.square())
-    scale = torch.where(squares > 0, found.std_err / squares.sqrt(), 0)
+    deviations = weights * (values - estimate.average[texts])
+    squares = torch.zeros_like(estimate.value).index_add(0, texts, deviations.square())
+    scale = torch.where(squares > 0, estimate.std_err / squares.sqrt(), 0)
     order = texts.argsort(stable=True)
     counts = torch.bincount(texts, minlength=len(squares))
     return torch.split((deviations * scale[texts])[order], counts.tolist())
@@ -340,12 +343,12 @@ class Draws:
         return ScoredMasks.of_tokens(joined(masks), torch.cat(log_probs))
 
     def values(
-        self, counts: Tensor, found: SequentialEstimate, sums: Tensor
+        self, counts: Tensor, estimate: SequentialEstimate, sums: Tensor
     ) -> Records[tuple[Tensor, Tensor]]:
         """Return the texts and the values of counts[i] masks of each text by a fit to `sums`, (B,)
         each, and add the masks of texts with fewer than FITTED so far to the sums."""
         fit = TokenFit.of(sums, self.masker.corpus)
-        is_fitted = found.count >= FITTED
+        is_fitted = estimate.count >= FITTED
         texts, values = [], []
         for of_tokens in (True, False):
             some = torch.where(is_fitted == of_tokens, 0, counts)
@@ -392,10 +395,10 @@ class Draws:
         sizes = self.masker.corpus.sizes[texts]
         of_masks, of_tokens = [], []
         for text, count, size in zip(*map(Tensor.tolist, (texts, counts, sizes)), strict=True):
-            drawn = torch.empty(count * STRATA, 1 + size, dtype=torch.int32)
-            drawn.random_(0, 2**KEY_BITS - 1, generator=self.generators[text])
-            of_masks.append(drawn[:, 0])
-            of_tokens.append(drawn[:, 1:].flatten())
+            numbers = torch.empty(count * STRATA, 1 + size, dtype=torch.int32)
+            numbers.random_(0, 2**KEY_BITS - 1, generator=self.generators[text])
+            of_masks.append(numbers[:, 0])
+            of_tokens.append(numbers[:, 1:].flatten())
         return torch.cat(of_masks), torch.cat(of_tokens)
 
 

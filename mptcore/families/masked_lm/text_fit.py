@@ -64,9 +64,9 @@ class ScoredMasks:
         powers = [weights]
         for _ in range(4):
             powers.append(powers[-1] * self.centred)
-        values = torch.stack([*powers, *(one * self.log_probs for one in powers[:3])], 1)
-        found = torch.zeros(len(self.masks.corpus.free), SUMS, dtype=torch.float64)
-        return found.index_add_(0, self.masks.tokens, values)
+        values = torch.stack([*powers, *(power * self.log_probs for power in powers[:3])], 1)
+        sums = torch.zeros(len(self.masks.corpus.free), SUMS, dtype=torch.float64)
+        return sums.index_add_(0, self.masks.tokens, values)
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,16 @@ class TokenFit:
         """Fit to the sums of scored masks, (ΣD, SUMS). The tokens of a text are coupled only by β:
         its equations are solved after the tokens' own were eliminated."""
         equations = sums[:, MOMENTS]  # (ΣD, 3, 4), with the right side
-        own = equations[:, :2]
-        solved, _ = torch.linalg.solve_ex(own[..., :2] + TOKEN_PRECISIONS, own)  # (ΣD, 2, 4)
-        rest = _by_text(equations - own[..., :3].mT @ solved, corpus)  # (N, 3, 4)
+        of_tokens = equations[:, :2]
+        matrices = of_tokens[..., :2] + TOKEN_PRECISIONS
+        solved, _ = torch.linalg.solve_ex(matrices, of_tokens)  # (ΣD, 2, 4)
+        of_texts = _by_text(equations - of_tokens[..., :3].mT @ solved, corpus)  # (N, 3, 4)
         prior = TEXT_PRECISION * torch.eye(3, dtype=torch.float64)
-        beta, _ = torch.linalg.solve_ex(rest[..., :3] + prior, rest[..., 3])  # (N, 3)
-        found = beta.repeat_interleave(corpus.sizes, dim=0)
-        own_terms = solved[..., 3] - (solved[..., :3] @ found[..., None])[..., 0]
-        found[:, :2] += own_terms
-        return cls(corpus, found)
+        beta, _ = torch.linalg.solve_ex(of_texts[..., :3] + prior, of_texts[..., 3])  # (N, 3)
+        coefficients = beta.repeat_interleave(corpus.sizes, dim=0)
+        own_terms = solved[..., 3] - (solved[..., :3] @ coefficients[..., None])[..., 0]
+        coefficients[:, :2] += own_terms
+        return cls(corpus, coefficients)
 
     def values(self, scored: ScoredMasks) -> Tensor:
         """Return an estimate of the cumulative score of its text from each mask, (B,): the score of
@@ -103,8 +104,8 @@ class TokenFit:
         masks, tau = scored.masks, scored.centred
         level, slope, curve = self.coefficients[masks.tokens].T
         predicted = level + tau * (slope + tau * curve)
-        rest = scored.totals - torch.segment_reduce(predicted, "sum", lengths=masks.counts)
-        return scored.weights * rest / scored.shares + self._exact()[masks.sequences]
+        residual = scored.totals - torch.segment_reduce(predicted, "sum", lengths=masks.counts)
+        return scored.weights * residual / scored.shares + self._exact()[masks.sequences]
 
     def _exact(self) -> Tensor:
         """Return the cumulative score of the prediction of each text, (N,): the sum over tokens of
@@ -117,8 +118,8 @@ class TokenFit:
 def sizes_at(quantiles: Tensor, sizes: Tensor) -> Tensor:
     """Return the mask sizes at quantiles, above 0 and at most 1, for texts of these numbers of
     tokens, (B,)."""
-    found = (quantiles ** (1 / SIZE_POWER) * sizes).ceil().long()
-    return torch.minimum(found.clamp(min=1), sizes)
+    counts = (quantiles ** (1 / SIZE_POWER) * sizes).ceil().long()
+    return torch.minimum(counts.clamp(min=1), sizes)
 
 
 def cross_fitted(folds: list[ScoredMasks]) -> Tensor:
@@ -128,7 +129,7 @@ def cross_fitted(folds: list[ScoredMasks]) -> Tensor:
     sums = torch.stack([fold.sums() for fold in folds])
     fits = [TokenFit.of(sums[[k for k in each if k != i]].sum(0), corpus) for i in each]
     values = [fit.values(fold) for fit, fold in zip(fits, folds, strict=True)]
-    return torch.cat([one.view(len(corpus), -1) for one in values], 1)
+    return torch.cat([fold_values.view(len(corpus), -1) for fold_values in values], 1)
 
 
 def _by_text(of_tokens: Tensor, corpus: Corpus) -> Tensor:

@@ -46,7 +46,7 @@ def test_the_weights_of_all_rounds_add_up_to_one() -> None:
             spread = torch.tensor([-2.0, 2.0], dtype=torch.float64).repeat(int(counts) // 2)
             found.add(torch.zeros(len(spread), dtype=torch.long), 7 + spread, wanted)
         assert found.value.item() == pytest.approx(7)
-        assert found.left.item() == 0
+        assert found.remaining_weight.item() == 0
         assert found.count.item() >= 32
         assert found.variance.item() == pytest.approx(4.5, rel=0.2)
         assert found.std_err.item() <= target * 1.05
