@@ -95,7 +95,9 @@ class Likelihoods:
         self.model = MaskedLm(own, torch.device("cpu"), torch.float32)
         self.text = corpus.read(spec.data, tokenizer, 128)
         self.masker = Masker(self.text, tokenizer.mask_token_id, len(tokenizer))
-        trained = corpus.chosen(_spec(model, {"n": TRAINED_ON}, threads).data, texts(spec.data))
+        trained = corpus.chosen_rows(
+            _spec(model, {"n": TRAINED_ON}, threads).data, texts(spec.data)
+        )
         self.generator, sizes = torch.Generator().manual_seed(1), self.text.sizes
         order = torch.randperm(len(self.text), generator=self.generator).tolist()
         heldout = [i for i in order if i not in {*trained}]

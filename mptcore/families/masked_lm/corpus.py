@@ -103,7 +103,7 @@ def counted_from(starts: Tensor, counts: Tensor) -> Tensor:
 def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     """Read the sequences of a source, truncated to `positions` tokens. Raises RunError."""
     all_rows = texts(spec)
-    rows = [all_rows[i] for i in chosen(spec, all_rows)]
+    rows = [all_rows[i] for i in chosen_rows(spec, all_rows)]
     if spec.n is not None and spec.n > len(rows):
         detail = f"the text has {len(rows)} lines that are not empty, fewer than n, {spec.n}"
         raise RunError("invalid", detail)
@@ -118,7 +118,7 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     return replace(corpus, left_out=corpus.left_out + empty)
 
 
-def chosen(spec: TextSource, rows: Rows) -> list[int]:
+def chosen_rows(spec: TextSource, rows: Rows) -> list[int]:
     """Return the indices of the texts that a source chooses. Texts of a row of a table stay
     together; none of them is chosen if one is empty."""
     together = len(spec.text_columns) if isinstance(spec, PlainText) else 1

@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.checkpoints import Tokenizer
 from mptcore.families.masked_lm.corpus import (
     BATCH,
     Corpus,
-    chosen,
+    chosen_rows,
     of_sequences,
     repeated,
     sequence_of,
@@ -87,19 +87,19 @@ class Texts:
     def of(
         cls,
         rows: list[TextRow],
-        found: list[TokenizedText],
+        tokenized_texts: list[TokenizedText],
         windows: list[list[Window]] | None = None,
     ) -> "Texts":
-        """Build the texts. `found` has the tokens of the rows without a reason, and `windows` their
-        windows; default: one for each text. Raises RunError if there are none."""
-        if not found:
-            detail = "; ".join(f"text {one.row}: {one.reason}" for one in rows[:3])
+        """Build the texts. `tokenized_texts` has the tokens of the rows without a reason, and
+        `windows` their windows; default: one for each text. Raises RunError if there are none."""
+        if not tokenized_texts:
+            detail = "; ".join(f"text {row.row}: {row.reason}" for row in rows[:3])
             raise RunError("invalid", f"none of the {len(rows)} texts can be scored: {detail}")
         scored = [i for i, row in enumerate(rows) if row.reason is None]
-        spans = torch.tensor([span for one in found for span in one.spans])
-        corpus = of_sequences([one.sequence for one in found])
-        parts = Windows.whole(corpus) if windows is None else Windows.of(windows)
-        return cls(rows, corpus, scored, _words(found), spans, parts)
+        spans = torch.tensor([span for text in tokenized_texts for span in text.spans])
+        corpus = of_sequences([text.sequence for text in tokenized_texts])
+        parts = Windows.of_whole_texts(corpus) if windows is None else Windows.of(windows)
+        return cls(rows, corpus, scored, _words(tokenized_texts), spans, parts)
 
     @cached_property
     def in_part(self) -> Tensor:
@@ -131,12 +131,12 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     maskable token. Raises RunError if no text is left."""
     all_rows = rows_of(spec, scores)
     rows: list[TextRow] = []
-    found: list[TokenizedText] = []
+    tokenized_texts: list[TokenizedText] = []
     windows: list[list[Window]] = []
     overlap = scores.window_overlap
     if overlap is not None:
         check_overlap(overlap, length, tokenizer.num_special_tokens_to_add())
-    parts = [one.parts for one in all_rows]
+    parts = [row.parts for row in all_rows]
     for row, tokens in zip(all_rows, tokenized(parts, tokenizer), strict=True):
         count = len(tokens.sequence.ids)
         reason = None if tokens.words else NO_TOKENS
@@ -154,9 +154,9 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
         unknown = sum(tokens.sequence.unknown) + tokens.dropped if all(row.parts) else None
         rows.append(replace(row, reason=reason, unknown=unknown))
         if reason is None:
-            found.append(tokens)
+            tokenized_texts.append(tokens)
             windows.append(cut or [Window(tokens.sequence, range(count))])
-    return Texts.of(rows, found, None if overlap is None else windows)
+    return Texts.of(rows, tokenized_texts, None if overlap is None else windows)
 
 
 def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:
@@ -169,17 +169,17 @@ def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:
     sizes = Counter(row.group for row in rows)
     rows = [replace(row, group_size=sizes[row.group]) for row in rows]
     if spec.n is not None:
-        rows = [rows[i] for i in chosen(spec, all_texts)]
+        rows = [rows[i] for i in chosen_rows(spec, all_texts)]
     if (count := len({row.category for row in rows} - {None})) > MAX_CATEGORIES:
         detail = f"column {scores.category_column} has {count} different values, at most"
         raise RunError("invalid", f"{detail} {MAX_CATEGORIES} are allowed as categories")
     return rows
 
 
-def _words(found: list[TokenizedText]) -> Tensor:
+def _words(tokenized_texts: list[TokenizedText]) -> Tensor:
     """Number the words over all texts, (ΣD,). A token that belongs to no word counts as a word."""
     numbers, number = [], -1
-    for tokens in found:
+    for tokens in tokenized_texts:
         before: tuple[int, int | None] | None = None
         for word in tokens.words:
             number += word != before or word[1] is None
@@ -230,30 +230,31 @@ def _number(value: Any) -> tuple[float | None, str | None]:
 
 def tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     """Yield the texts as tokens, with their special tokens."""
-    special, rest = special_tokens(tokenizer), iter(rows)
-    while batch := list(islice(rest, BATCH)):
+    special, remaining = special_tokens(tokenizer), iter(rows)
+    while batch := list(islice(remaining, BATCH)):
         encoded = tokenizer(*map(list, zip(*batch, strict=True)), verbose=False)
         encodings = zip(batch, encoded.encodings, types_of(encoded), strict=True)
-        for row, one, types in encodings:
-            tokens = sequence_of(one, types, special, tokenizer.unk_token_id)
+        for row, encoding, types in encodings:
+            tokens = sequence_of(encoding, types, special, tokenizer.unk_token_id)
             # Each of these attributes builds its whole list when it is read.
-            sequences, word_ids, offsets = one.sequence_ids, one.word_ids, one.offsets
+            sequences, offsets = encoding.sequence_ids, encoding.offsets
+            word_ids = encoding.word_ids
             of_text = [at for at, free in enumerate(tokens.maskable) if free]
             parts = [sequences[at] or 0 for at in of_text]
             words = [(part, word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
             spans = [(part, *offsets[at]) for part, at in zip(parts, of_text, strict=True)]
-            places = [*zip(sequences, offsets, strict=True)]
+            spans_of_row = [*zip(sequences, offsets, strict=True)]
             dropped = sum(
-                _dropped(text, [place for of, place in places if of == part])
+                _dropped(text, [span for of, span in spans_of_row if of == part])
                 for part, text in enumerate(row)
             )
             yield TokenizedText(tokens, words, spans, dropped)
 
 
-def _dropped(text: str, places: Iterable[tuple[int, int]]) -> int:
+def _dropped(text: str, spans: Iterable[tuple[int, int]]) -> int:
     """Return the number of letters, digits, signs and symbols of a text that are in no token.
     Blanks, accents and control characters are left out by many tokenizers, and do not count."""
     uncovered = bytearray(b"\1") * len(text)
-    for start, end in places:
+    for start, end in spans:
         uncovered[start:end] = bytes(end - start)
     return sum(category(text[i])[0] in "LNPS" for i, is_left in enumerate(uncovered) if is_left)

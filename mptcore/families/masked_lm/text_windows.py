@@ -17,8 +17,8 @@ class Window(NamedTuple):
     """A part of a text, with the special tokens of the whole."""
 
     sequence: TokenSequence
-    own: range
-    """Places of the tokens that are scored in this window."""
+    scored: range
+    """Indices of the tokens that are scored in this window."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Windows:
     counts: Tensor  # (N,), number of windows of each text
 
     @classmethod
-    def whole(cls, texts: Corpus) -> "Windows":
+    def of_whole_texts(cls, texts: Corpus) -> "Windows":
         """Return one window for each text."""
         tokens = torch.arange(int(texts.sizes.sum()))
         return cls(texts, tokens, texts.sizes, torch.ones_like(texts.sizes))
@@ -41,10 +41,12 @@ class Windows:
     def of(cls, texts: Iterable[list[Window]]) -> "Windows":
         """Build the windows of all texts. Each window has a token that is scored in it."""
         all_texts = list(texts)
-        windows = [one for text in all_texts for one in text]
-        corpus = of_sequences([one.sequence for one in windows])
-        starts = torch.tensor([sum(one.sequence.maskable[: one.own.start]) for one in windows])
-        sizes = torch.tensor([_scored(one) for one in windows])
+        windows = [window for text in all_texts for window in text]
+        corpus = of_sequences([window.sequence for window in windows])
+        starts = torch.tensor(
+            [sum(window.sequence.maskable[: window.scored.start]) for window in windows]
+        )
+        sizes = torch.tensor([_count(window) for window in windows])
         tokens = counted_from(corpus.first_free + starts, sizes)
         return cls(corpus, tokens, sizes, torch.tensor([len(text) for text in all_texts]))
 
@@ -63,8 +65,8 @@ def check_overlap(overlap: int, length: int, special: int) -> None:
     """Raises RunError if windows of `length` tokens, of which some are special, share more than
     half of their tokens: the text would be read many times."""
     if 2 * overlap > length - special:
-        most = max(0, (length - special) // 2)
-        detail = f"{most} at most, half of the tokens of a window"
+        max_overlap = max(0, (length - special) // 2)
+        detail = f"{max_overlap} at most, half of the tokens of a window"
         raise RunError(
             "invalid", f"evaluate.texts.window_overlap is {overlap}, but may be {detail}"
         )
@@ -84,20 +86,20 @@ def windows_of(sequence: TokenSequence, length: int, overlap: int) -> list[Windo
         return []
     starts = [*range(before, after - room, room - overlap), after - room]
     middles = [(start + following + room + 1) // 2 for start, following in pairwise(starts)]
-    found = []
+    windows = []
     for start, first, last in zip(starts, [0, *middles], [*middles, count], strict=True):
-        places = [*range(before), *range(start, start + room), *range(after, count)]
+        indices = [*range(before), *range(start, start + room), *range(after, count)]
         cut = TokenSequence(
-            [sequence.ids[i] for i in places],
-            [sequence.types[i] for i in places],
-            [sequence.maskable[i] for i in places],
-            [sequence.unknown[i] for i in places],
+            [sequence.ids[i] for i in indices],
+            [sequence.types[i] for i in indices],
+            [sequence.maskable[i] for i in indices],
+            [sequence.unknown[i] for i in indices],
         )
         shift = before - start
-        found.append(Window(cut, range(first + shift, last + shift)))
-    return [one for one in found if _scored(one)]
+        windows.append(Window(cut, range(first + shift, last + shift)))
+    return [window for window in windows if _count(window)]
 
 
-def _scored(window: Window) -> int:
+def _count(window: Window) -> int:
     """Return the number of tokens that are scored in a window."""
-    return sum(window.sequence.maskable[window.own.start : window.own.stop])
+    return sum(window.sequence.maskable[window.scored.start : window.scored.stop])

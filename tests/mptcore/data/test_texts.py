@@ -13,7 +13,7 @@ import pytest
 from mptcore.data.inspect import look, main
 from mptcore.data.texts import Rows, columns, texts
 from mptcore.data.uploads import Inspection
-from mptcore.families.masked_lm.corpus import chosen
+from mptcore.families.masked_lm.corpus import chosen_rows
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText
@@ -115,11 +115,11 @@ def test_a_second_column_gives_texts_of_their_own(folder: Path) -> None:
     rows_of_two = [("a",), ("b",), ("c",), ("d",), ("",), ("x",), ("e",), ("",)]
     assert texts(spec) == rows_of_two
     assert columns(spec, ["pair"]) == [(1,), (1,), (2,), (2,), (3,), (3,), (4,), (4,)]
-    assert chosen(spec, rows_of_two) == [0, 1, 2, 3]
+    assert chosen_rows(spec, rows_of_two) == [0, 1, 2, 3]
     assert spec.problems() == []
     assert [one.pointer for one in spec.model_copy(update={"n": 3}).problems()] == ["/data/n"]
     for seed in range(9):
-        places = chosen(spec.model_copy(update={"n": 2, "seed": seed}), rows_of_two)
+        places = chosen_rows(spec.model_copy(update={"n": 2, "seed": seed}), rows_of_two)
         assert places in ([0, 1], [2, 3])
     (folder / "text" / "lines.txt").write_text("a\n")
     unnamed = plain(file="lines.txt", second_column="bad")
