@@ -67,7 +67,7 @@ class PretrainedSource:
     """Location of a checkpoint: a folder, or an id and revision of the hub."""
 
     name: str
-    place: str
+    location: str
     revision: str | None
 
     @classmethod
@@ -105,8 +105,8 @@ class PretrainedSource:
         """Return its architecture, which must be a supported one. Raises RunError."""
         config = self._read(transformers.AutoConfig.from_pretrained, "a config.json")
         if config.model_type not in MASKED_LMS:
-            known = ", ".join(MASKED_LMS)
-            raise self._refusal(f"is a {config.model_type}; supported types are {known}")
+            supported = ", ".join(MASKED_LMS)
+            raise self._refusal(f"is a {config.model_type}; supported types are {supported}")
         if config.model_type in COUNTED_FROM_PADDING and config.pad_token_id is None:
             detail = f"is of type {config.model_type}, but its config.json has no pad_token_id"
             raise self._refusal(detail)
@@ -147,31 +147,33 @@ class PretrainedSource:
             digest.update(path.name.encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-        found = digest.hexdigest()
-        note_used(f"{self._folder_name}, {' and '.join(patterns)} together", found)
-        return found
+        files_digest = digest.hexdigest()
+        note_used(f"{self._folder_name}, {' and '.join(patterns)} together", files_digest)
+        return files_digest
 
     @property
     def _folder_name(self) -> str:
-        if Path(self.place).is_absolute():
-            taken = Path(os.environ.get("MPT_STORE", ""), "models").absolute()
-            is_taken = Path(self.place).is_relative_to(taken)
-            return f"{'MPT_STORE/models' if is_taken else 'MPT_MODELS_DIR'}/{self.name}"
+        if Path(self.location).is_absolute():
+            store = Path(os.environ.get("MPT_STORE", ""), "models").absolute()
+            is_in_store = Path(self.location).is_relative_to(store)
+            return f"{'MPT_STORE/models' if is_in_store else 'MPT_MODELS_DIR'}/{self.name}"
         return f"{self.name} of the hub, {self.revision or 'its newest revision'}"
 
     def _read(self, read: Callable[..., Any], part: str, **options: Any) -> Any:
         try:
-            return read(self.place, revision=self.revision, trust_remote_code=False, **options)
+            return read(self.location, revision=self.revision, trust_remote_code=False, **options)
         except MemoryError:
             raise
         except Exception as error:  # tokenizers raises plain ones for damaged files
-            reason = " ".join(str(error).replace(f"{self.place}/", "").split())[:300]
-            if Path(self.place).is_dir():
+            reason = " ".join(str(error).replace(f"{self.location}/", "").split())[:300]
+            if Path(self.location).is_dir():
                 detail = f"{part} could not be read from its folder, {self._folder_name}: "
                 detail += f"a file is missing or damaged ({type(error).__name__}: {reason})"
             else:
-                cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
-                detail = f"{part} could not be loaded from here or from the hub: {cure} ({reason})"
+                advice = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
+                detail = (
+                    f"{part} could not be loaded from here or from the hub: {advice} ({reason})"
+                )
             raise self._refusal(f"cannot be used: {detail}") from error
 
     def _refusal(self, detail: str) -> RunError:
@@ -189,23 +191,23 @@ def least_parameters(config: Config) -> int:
     return parameters
 
 
-def _saved_parameters(place: str, revision: str | None, trust_remote_code: bool) -> int | None:
+def _saved_parameters(location: str, revision: str | None, trust_remote_code: bool) -> int | None:
     """Return the number of parameters in the files of a checkpoint's weights, by their headers.
     None if no such file is here yet."""
     parameters = None
-    for path in _folder(place, revision, trust_remote_code).glob("*.safetensors"):
+    for path in _folder(location, revision, trust_remote_code).glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]
         parameters = (parameters or 0) + sum(map(math.prod, shapes))
     return parameters
 
 
-def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
+def _folder(location: str, revision: str | None, trust_remote_code: bool) -> Path:
     """Return the folder with a checkpoint's files. For the hub it holds the files that were needed
     so far."""
-    if Path(place).is_dir():
-        return Path(place)
-    file = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
+    if Path(location).is_dir():
+        return Path(location)
+    file = transformers.utils.cached_file(location, "tokenizer_config.json", revision=revision)
     return Path(file).parent
 
 
@@ -226,12 +228,12 @@ def fast_esm(esm: Tokenizer) -> Tokenizer:
         special_tokens=[(name, esm.convert_tokens_to_ids(name)) for name in ends],
     )
     special = {name: str(token) for name, token in esm.special_tokens_map.items()}
-    takes = esm.model_input_names
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=fast, model_input_names=takes, **special
+    inputs = esm.model_input_names
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=fast, model_input_names=inputs, **special
     )
-    made.add_tokens([*esm.added_tokens_decoder.values()])
-    return made
+    tokenizer.add_tokens([*esm.added_tokens_decoder.values()])
+    return tokenizer
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
@@ -289,7 +291,7 @@ def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
 
 def positions(config: Config) -> int:
     """Return the maximum number of tokens of a sequence."""
-    most: int = getattr(config, "max_position_embeddings", 512)
+    max_tokens: int = getattr(config, "max_position_embeddings", 512)
     if config.model_type in COUNTED_FROM_PADDING:
-        most -= config.pad_token_id + 1
-    return most
+        max_tokens -= config.pad_token_id + 1
+    return max_tokens

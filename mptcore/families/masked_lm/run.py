@@ -181,11 +181,11 @@ class MaskedLmRun:
         return text.subset(order[held:].sort().values), text.subset(order[:held].sort().values)
 
     def _total(self, scored: Corpus) -> int:
-        one = total_masks(self.spec.evaluate, scored)
+        of_seed = total_masks(self.spec.evaluate, scored)
         if self.spec.train is None:
-            return one * len(self.spec.seeds)
+            return of_seed * len(self.spec.seeds)
         train = self.spec.train
-        return one * (1 + len(train.curve_at)) + train.steps * train.batch_size
+        return of_seed * (1 + len(train.curve_at)) + train.steps * train.batch_size
 
 
 def _check_vocabularies(
@@ -229,8 +229,8 @@ def _unknown(rows: Sequence[TextRow], texts: Texts, are_mutations: bool) -> str:
     """Return a warning of texts with unknown tokens."""
     if are_mutations:
         return f"the wild type has {UNKNOWN}: all scores depend on them"
-    told = f"{len(rows)} of {len(texts.rows)} texts have {UNKNOWN}, such as text {rows[0].row}"
-    return f"{told}: the column unknown counts them, and scores do not tell them apart"
+    message = f"{len(rows)} of {len(texts.rows)} texts have {UNKNOWN}, such as text {rows[0].row}"
+    return f"{message}: the column unknown counts them, and scores do not tell them apart"
 
 
 def _cuts(text: Corpus, length: int) -> Records[None]:

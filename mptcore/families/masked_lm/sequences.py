@@ -122,8 +122,8 @@ class SequenceMetrics:
         spreads = {"any_order_spread": chain, "any_order_spread_per_token": per_token}
         for of, values in spreads.items():
             variances, noise = values.var(0), variance_of_variances(values)
-            known = None if noise is None else Noise(noise, degrees)
-            square = replace(finite_mean(variances, known, population), degrees=degrees)
+            noise_of_square = None if noise is None else Noise(noise, degrees)
+            square = replace(finite_mean(variances, noise_of_square, population), degrees=degrees)
             yield self.report.metric(of, name, root(square), reason=FEW_ORDERS)
             among = replace(Estimate.of(variances), degrees=degrees_of_spread(n, orders, False))
             yield self.report.metric(of, name, root(among), "_population", ONE_SEQUENCE)

@@ -41,7 +41,7 @@ class TextScoring:
 
     def total_masks(self) -> int:
         """Return the maximum number of passes."""
-        tokens = sum(one in OF_TOKENS for one in self.spec.scores) * int(self._sizes.sum())
+        tokens = sum(score in OF_TOKENS for score in self.spec.scores) * int(self._sizes.sum())
         if "conditional" in self.spec.scores:
             tokens += int(self.texts.in_part.sum())
         unmasked = len(self.texts.windows.sizes) if "unmasked" in self.spec.scores else 0
@@ -79,19 +79,21 @@ class TextScoring:
         return TextTable(self.spec, self.texts, self._columns, self.labels)
 
     def _cumulative(self) -> CumulativeScores:
-        target, most = self.spec.target_std_err or 1.0, self.spec.max_masks
-        given = self.texts.mask_groups, target, most, self.spec.relative
-        return CumulativeScores(self.model, self.masker, self.state, *given)
+        target, max_masks = self.spec.target_std_err or 1.0, self.spec.max_masks
+        options = self.texts.mask_groups, target, max_masks, self.spec.relative
+        return CumulativeScores(self.model, self.masker, self.state, *options)
 
-    def _target_records(self, found: CumulativeScores) -> Iterator[Record]:
-        is_over = found.std_err > found.target_of(found.value)
+    def _target_records(self, cumulative: CumulativeScores) -> Iterator[Record]:
+        is_over = cumulative.std_err > cumulative.target_of(cumulative.value)
         over = int(is_over.sum())
         yield Metric("texts_over_target", over, 0.0, self.labels)
         if over:
-            has_most = bool((is_over & (found.masks > found.max_masks - STRATA)).any())
-            cure = "raise max_masks" if has_most else "their scores vary more than at first"
-            detail = f"a larger standard error than the target: {cure}"
-            yield Log("warning", f"{over} of {len(found.masks)} texts have {detail}")
+            is_at_maximum = bool(
+                (is_over & (cumulative.masks > cumulative.max_masks - STRATA)).any()
+            )
+            advice = "raise max_masks" if is_at_maximum else "their scores vary more than at first"
+            detail = f"a larger standard error than the target: {advice}"
+            yield Log("warning", f"{over} of {len(cumulative.masks)} texts have {detail}")
 
     def _singles(self) -> Tensor:
         """Return for each token how many tokens are masked together with it, (ΣD,): 1, only
@@ -117,9 +119,9 @@ class TextScoring:
         def masks(chosen: Tensor) -> MaskedBatch:
             of = windows.tokens_of(chosen)
             of = of[scored[of]]
-            places = corpus.free[counted_from(windows.tokens[of], counts[of])]
+            positions = corpus.free[counted_from(windows.tokens[of], counts[of])]
             sequences = chosen.repeat_interleave(passes[chosen])
-            return self.masker.hidden(sequences, counts[of], places)
+            return self.masker.hidden(sequences, counts[of], positions)
 
         values = yield from self._scored(masks, passes, row=1)  # log p of the first masked
         of_tokens = values.new_full(scored.shape, math.nan).masked_scatter(scored, values)
@@ -135,9 +137,9 @@ class TextScoring:
 
         def visible(chosen: Tensor) -> MaskedBatch:
             sizes = windows.sizes[chosen]
-            places = corpus.free[windows.tokens[windows.tokens_of(chosen)]]
-            ids = corpus.ids[corpus.offsets[chosen].repeat_interleave(sizes) + places]
-            return MaskedBatch(corpus, chosen, sizes, places, ids)
+            positions = corpus.free[windows.tokens[windows.tokens_of(chosen)]]
+            ids = corpus.ids[corpus.offsets[chosen].repeat_interleave(sizes) + positions]
+            return MaskedBatch(corpus, chosen, sizes, positions, ids)
 
         means = yield from self._scored(visible, torch.ones_like(windows.sizes), row=0)
         sums = torch.segment_reduce(means * windows.sizes, "sum", lengths=windows.counts)
@@ -145,17 +147,17 @@ class TextScoring:
 
     def _scored(self, masks: MaskFunction, passes: Tensor, row: int) -> Records[Tensor]:
         """Return a row of the scores of all windows, each with passes[i] masks: (Σ passes,)."""
-        found = []
+        scores = []
         taken = (passes * self.texts.windows.corpus.lengths).cumsum(0) // CHUNK_TOKENS
         parts = torch.unique_consecutive(taken, return_counts=True)[1].tolist()
         chosen = torch.split(torch.arange(len(passes)), parts)
-        batches = ((masks(one), None) for one in chosen)
+        batches = ((masks(windows), None) for windows in chosen)
         for scored in score_batches(self._models, batches, self.state):
             if isinstance(scored, ScoredBatch):
-                found.append(scored.values[0, row])
+                scores.append(scored.values[0, row])
             else:
                 yield scored
-        return torch.cat(found)
+        return torch.cat(scores)
 
     @property
     def _models(self) -> Mapping[str, MaskedLm]:

@@ -53,8 +53,8 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
-    """A text's place in its group."""
+class RankedText:
+    """A text with its rank in its group."""
 
     row: int
     difference: float | None = None
@@ -67,20 +67,20 @@ class Place:
     reason: str | None = None
 
 
-def ranked(members: Sequence[Member]) -> Iterator[Place]:
-    """Yield the place of each member."""
+def ranked(members: Sequence[Member]) -> Iterator[RankedText]:
+    """Yield the members of a group with their ranks."""
     if (reason := _reason(members)) is not None:
-        yield from (Place(one.row, reason=reason) for one in members)
+        yield from (RankedText(member.row, reason=reason) for member in members)
         return
     decided, first = is_decided(members), members[0]
     rising = sorted(map(_value, members))
-    for one in members:
-        own = one is first
-        yield Place(
-            one.row,
-            0.0 if own else _value(one) - _value(first),
-            0.0 if own else _apart_std_err(one, first),
-            1 + len(rising) - bisect_right(rising, _value(one)),
+    for member in members:
+        is_first = member is first
+        yield RankedText(
+            member.row,
+            0.0 if is_first else _value(member) - _value(first),
+            0.0 if is_first else _difference_std_err(member, first),
+            1 + len(rising) - bisect_right(rising, _value(member)),
             decided,
         )
 
@@ -89,14 +89,14 @@ def _reason(members: Sequence[Member]) -> str | None:
     """Return why a group has no order, if it has none."""
     if len(members) == 1:
         return "its group has no other text"
-    if any(one.value is None and one.row >= 0 for one in members):
+    if any(member.value is None and member.row >= 0 for member in members):
         return "a text of its group has no score"
-    if any(one.value is None for one in members):
+    if any(member.value is None for member in members):
         return "a text of its group is not among the n chosen ones"
     return None
 
 
-def is_whole(members: Sequence[Member]) -> bool:
+def has_order(members: Sequence[Member]) -> bool:
     """Return whether a group has an order: two texts or more, all of which have a score."""
     return _reason(members) is None
 
@@ -106,21 +106,21 @@ def _value(member: Member) -> float:
     return member.value
 
 
-def _apart_std_err(one: Member, other: Member) -> float:
+def _difference_std_err(first: Member, second: Member) -> float:
     """Return the standard error of the difference of two scores."""
-    first, second = one.mask_errors, other.mask_errors
-    if first is not None and second is not None and first.stream == second.stream:
-        return first.std_err_of_difference(second)
-    return math.hypot(one.std_err, other.std_err)
+    errors, others = first.mask_errors, second.mask_errors
+    if errors is not None and others is not None and errors.stream == others.stream:
+        return errors.std_err_of_difference(others)
+    return math.hypot(first.std_err, second.std_err)
 
 
 def is_decided(members: Sequence[Member]) -> bool:
     """Return whether the best member is better than each other at 95 %."""
-    if any(one.value is None for one in members):
+    if any(member.value is None for member in members):
         return False
     best = max(members, key=_value)
     return all(
-        _value(best) - _value(other) > Z_95 * _apart_std_err(best, other)
+        _value(best) - _value(other) > Z_95 * _difference_std_err(best, other)
         for other in members
         if other is not best
     )
@@ -129,12 +129,12 @@ def is_decided(members: Sequence[Member]) -> bool:
 def accuracy(groups: Sequence[Sequence[Member]], labels: Labels) -> Iterator[Record]:
     """Yield the share of groups whose first text has the highest score, and the number of decided
     groups."""
-    whole = [*filter(is_whole, groups)]
-    yield Metric("groups_scored", len(whole), 0.0, labels)
-    yield Metric("groups_left_out", len(groups) - len(whole), 0.0, labels)
-    yield _share_right("accuracy", whole, labels)
-    if whole:
-        yield Metric("groups_decided", sum(map(is_decided, whole)), 0.0, labels)
+    with_order = [*filter(has_order, groups)]
+    yield Metric("groups_scored", len(with_order), 0.0, labels)
+    yield Metric("groups_left_out", len(groups) - len(with_order), 0.0, labels)
+    yield _share_right("accuracy", with_order, labels)
+    if with_order:
+        yield Metric("groups_decided", sum(map(is_decided, with_order)), 0.0, labels)
 
 
 def accuracy_by_category(
@@ -142,8 +142,8 @@ def accuracy_by_category(
 ) -> Iterator[Record]:
     """Yield the share of each category's groups whose first text has the highest score."""
     for category, of_category in sorted(groups.items()):
-        whole = [*filter(is_whole, of_category)]
-        yield _share_right("accuracy_by_category", whole, {**labels, "category": category})
+        with_order = [*filter(has_order, of_category)]
+        yield _share_right("accuracy_by_category", with_order, {**labels, "category": category})
 
 
 def _share_right(name: str, groups: Sequence[Sequence[Member]], labels: Labels) -> Metric:
@@ -151,7 +151,9 @@ def _share_right(name: str, groups: Sequence[Sequence[Member]], labels: Labels) 
     standard error is never 0."""
     if not groups:
         return Metric(name, None, None, labels, "no group has two texts with scores")
-    right = sum(all(_value(one[0]) > _value(other) for other in one[1:]) for one in groups)
+    right = sum(
+        all(_value(members[0]) > _value(other) for other in members[1:]) for members in groups
+    )
     _, std_err = centred_share(right, len(groups))
     return Metric(name, right / len(groups), std_err, labels)
 
@@ -173,9 +175,9 @@ def rank_correlation(
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return Metric(name, None, None, labels, "all scores or all labels are equal")
     first, second = first - first.mean(), second - second.mean()
-    found = float(first @ second / math.sqrt((first @ first) * (second @ second)))
-    std_err = (1 - found**2) * math.sqrt((1 + found**2 / 2) / (len(pairs) - 3))
-    return Metric(name, found, std_err, labels)
+    correlation = float(first @ second / math.sqrt((first @ first) * (second @ second)))
+    std_err = (1 - correlation**2) * math.sqrt((1 + correlation**2 / 2) / (len(pairs) - 3))
+    return Metric(name, correlation, std_err, labels)
 
 
 @dataclass(frozen=True)
@@ -240,9 +242,9 @@ class TextTable:
             if not self._has_groups or row.group is None:
                 continue
             member = Member(i, None, 0.0)
-            if (one := self._sequence_of.get(i)) is not None:
-                mask_errors = self.first.mask_errors.get(one)
-                member = Member(i, _finite(value[one]), std_err[one], mask_errors)
+            if (sequence := self._sequence_of.get(i)) is not None:
+                mask_errors = self.first.mask_errors.get(sequence)
+                member = Member(i, _finite(value[sequence]), std_err[sequence], mask_errors)
             groups.setdefault(row.group, []).append(member)
         for members in groups.values():
             size = self.texts.rows[members[0].row].group_size
@@ -272,8 +274,8 @@ class TextTable:
             yield report.metric(score, "model", column.population_mean, "_population")
             if score in OF_MUTATIONS:  # no likelihood, so it has no perplexity
                 continue
-            own = sizes if column.tokens is None else column.tokens
-            yield from report.per_token("model", per_token(values, noise, own, count), score)
+            tokens = sizes if column.tokens is None else column.tokens
+            yield from report.per_token("model", per_token(values, noise, tokens, count), score)
         if self._has_groups:
             yield from accuracy([*self._groups.values()], self.labels)
             yield from accuracy_by_category(self._of_categories(), self.labels)
@@ -281,18 +283,18 @@ class TextTable:
         if self.spec.label_column is not None:
             labels = [self.texts.rows[i].label for i in self.texts.scored]
             if missing := labels.count(None):
-                told = f"{missing} of {len(labels)} scored texts have no label that is a number"
-                yield Log("warning", f"{told}: spearman leaves them out")
+                message = f"{missing} of {len(labels)} scored texts have no label that is a number"
+                yield Log("warning", f"{message}: spearman leaves them out")
             yield rank_correlation(self.first.value.tolist(), labels, self.labels)
 
     def _group_warnings(self) -> Iterator[Record]:
         """Yield warnings of groups without an order, and of a last group that is too small."""
-        names = [name for name, members in self._groups.items() if not is_whole(members)]
+        names = [name for name, members in self._groups.items() if not has_order(members)]
         if names:
             shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
             detail = "each has a text without a score, or one text only"
-            told = f"{len(names)} of {len(self._groups)} groups are left out ({detail}): {shown}"
-            yield Log("warning", told)
+            message = f"{len(names)} of {len(self._groups)} groups are left out ({detail}): {shown}"
+            yield Log("warning", message)
         if self.spec.group_size is None:
             return
         for name, members in self._groups.items():  # only the last one may be smaller
@@ -302,11 +304,11 @@ class TextTable:
 
     def _of_categories(self) -> dict[str, list[list[Member]]]:
         """Return the groups of each category, without those whose first text has none."""
-        found: dict[str, list[list[Member]]] = {}
+        groups_of: dict[str, list[list[Member]]] = {}
         for members in self._groups.values():
             if (category := self.texts.rows[members[0].row].category) is not None:
-                found.setdefault(category, []).append(members)
-        return found
+                groups_of.setdefault(category, []).append(members)
+        return groups_of
 
     def keep(self, folder: Path | None) -> Record:
         """Write the table into a folder, if there is one."""
@@ -321,28 +323,30 @@ class TextTable:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the table."""
         in_groups = {
-            place.row: place for members in self._groups.values() for place in ranked(members)
+            ranked_text.row: ranked_text
+            for members in self._groups.values()
+            for ranked_text in ranked(members)
         }
         for i, row in enumerate(self.texts.rows):
-            found: dict[str, Any] = {"row": row.row, "text": "\n".join(row.parts)[:MAX_SHOWN]}
+            line: dict[str, Any] = {"row": row.row, "text": "\n".join(row.parts)[:MAX_SHOWN]}
             reasons = [row.reason, row.label_reason]
             if self._has_groups:
-                found["group"] = row.group
+                line["group"] = row.group
             if self.spec.category_column is not None:
-                found["category"] = row.category
+                line["category"] = row.category
             if self.spec.label_column is not None:
-                found["label"] = row.label
-            found |= self._counts(row, self._sequence_of.get(i))
-            found |= self._scores(self._sequence_of.get(i))
-            if row.reason is None and any(found[score] is None for score in self.columns):
+                line["label"] = row.label
+            line |= self._counts(row, self._sequence_of.get(i))
+            line |= self._scores(self._sequence_of.get(i))
+            if row.reason is None and any(line[score] is None for score in self.columns):
                 reasons.append("a score is not finite")
             if self._has_groups:
-                place = in_groups.get(i)
-                reasons.append(NO_GROUP if place is None else place.reason)
+                ranked_text = in_groups.get(i)
+                reasons.append(NO_GROUP if ranked_text is None else ranked_text.reason)
                 names = ("difference", "difference_std_err", "rank", "decided")
-                found |= {name: getattr(place, name, None) for name in names}
-            found["reason"] = "; ".join(one for one in reasons if one) or None
-            yield found
+                line |= {name: getattr(ranked_text, name, None) for name in names}
+            line["reason"] = "; ".join(reason for reason in reasons if reason) or None
+            yield line
 
     def _counts(self, row: TextRow, sequence: int | None) -> dict[str, Any]:
         """Return the counts of a text. Those of scored tokens are null if it was not scored."""
@@ -359,34 +363,34 @@ class TextTable:
 
     def _scores(self, sequence: int | None) -> dict[str, Any]:
         """Return the scores of a text; null if it was not scored."""
-        found: dict[str, Any] = {}
+        scores: dict[str, Any] = {}
         for score, column in self.columns.items():
-            found[score] = _number(column.value, sequence)
+            scores[score] = _number(column.value, sequence)
             if column.tokens is not None:
-                found[f"{score}_tokens"] = _number(column.tokens, sequence)
+                scores[f"{score}_tokens"] = _number(column.tokens, sequence)
             if column.std_err is not None and column.masks is not None:
-                found[f"{score}_std_err"] = _number(column.std_err, sequence)
-                found[f"{score}_masks"] = _number(column.masks, sequence)
+                scores[f"{score}_std_err"] = _number(column.std_err, sequence)
+                scores[f"{score}_masks"] = _number(column.masks, sequence)
         if self.spec.per_token:
-            found["by_token"] = None if sequence is None else self._by_token(sequence)
-        return found
+            scores["by_token"] = None if sequence is None else self._by_token(sequence)
+        return scores
 
     def _by_token(self, sequence: int) -> list[dict[str, Any]]:
         """Return the characters and scores of each token."""
-        own = self.texts.tokens_of(sequence)
+        tokens = self.texts.tokens_of(sequence)
         parts = self.texts.rows[self.texts.scored[sequence]].parts
         scores = {
-            name: column.of_tokens[own].tolist()
+            name: column.of_tokens[tokens].tolist()
             for name, column in self.columns.items()
             if column.of_tokens is not None
         }
-        found = []
-        for i, (part, start, end) in enumerate(self.texts.spans[own].tolist()):
-            before = sum(len(one) + 1 for one in parts[:part])  # parts are joined by a line break
+        rows = []
+        for i, (part, start, end) in enumerate(self.texts.spans[tokens].tolist()):
+            before = sum(len(text) + 1 for text in parts[:part])  # parts are joined by a line break
             shown = parts[part][start : min(end, start + MAX_TOKEN_SHOWN)]
-            place = {"text": shown, "start": before + start, "end": before + end}
-            found.append(place | {name: _finite(values[i]) for name, values in scores.items()})
-        return found
+            span = {"text": shown, "start": before + start, "end": before + end}
+            rows.append(span | {name: _finite(values[i]) for name, values in scores.items()})
+        return rows
 
 
 def _number(values: Tensor, sequence: int | None) -> Any:

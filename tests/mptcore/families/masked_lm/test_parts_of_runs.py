@@ -85,7 +85,7 @@ def test_a_revision_is_only_for_the_hub(models: Path) -> None:
         PretrainedSource.of(model(revision="main"))
     told = "the checkpoint tiny lies in MPT_MODELS_DIR, which has no revisions: leave it null"
     assert str(error.value) == told
-    assert PretrainedSource.of(model()).place == str(models / "tiny")
+    assert PretrainedSource.of(model()).location == str(models / "tiny")
     assert PretrainedSource.of(model(checkpoint="a/b", revision="v1")) == PretrainedSource(
         "a/b", "a/b", "v1"
     )
@@ -208,5 +208,5 @@ def test_a_checkpoint_that_was_taken_to_the_store_is_read(
     (tmp_path / "models" / "mine-1").mkdir(parents=True)
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     source = PretrainedSource.of(MaskedLmModel(family="masked_lm", checkpoint="mine-1"))
-    assert source.place == str(tmp_path / "models" / "mine-1")
+    assert source.location == str(tmp_path / "models" / "mine-1")
     assert source._folder_name == "MPT_STORE/models/mine-1"
