@@ -102,11 +102,9 @@ def test_a_plan_keeps_to_the_maximum(most: int) -> None:
 
 @dataclass(frozen=True)
 class Predictable:
-    """Log-probabilities that are a function of the token and the size, with little noise. Those of
-    the text `broken` are infinite in some masks."""
+    """Log-probabilities that are a function of the token and the size, with little noise."""
 
     generator: torch.Generator
-    broken: int = -1
 
     @property
     def device(self) -> torch.device:
@@ -116,8 +114,6 @@ class Predictable:
         share = (masks.counts / masks.sizes).double().repeat_interleave(masks.counts)
         noise = torch.randn(len(share), generator=self.generator, dtype=torch.float64)
         found = LOG_P * (1 + masks.tokens % 4) - 2 * share + 0.05 * noise
-        of = masks.sequences.repeat_interleave(masks.counts)
-        found[(of == self.broken) & (masks.positions == 2)] = -math.inf
         return found[None]
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:
@@ -154,16 +150,6 @@ def test_what_is_predicted_needs_no_masks() -> None:
     z = (found.value - exact) / found.std_err
     assert z.abs().max() < 4
     assert found.std_err.max() < 0.5
-
-
-def test_an_infinite_log_probability_concerns_only_its_text() -> None:
-    texts = [20] * 3
-    whole = scored(Predictable(torch.Generator().manual_seed(1)), texts, 5.0)
-    found = scored(Predictable(torch.Generator().manual_seed(1), broken=1), texts, 5.0)
-    assert not math.isfinite(found.value[1])
-    for i in (0, 2):
-        assert found.value[i].item() == whole.value[i].item()
-        assert found.std_err[i].item() == whole.std_err[i].item()
 
 
 def test_a_text_of_seven_tokens_is_exact() -> None:
