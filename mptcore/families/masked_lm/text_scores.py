@@ -1,7 +1,7 @@
 """Score each text of a source, and yield the table of scores and its metrics."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -52,16 +52,17 @@ class TextScoring:
     def records(self, seed: int) -> Records[TextTable]:
         """Score the texts, and return their table."""
         cumulative = self._cumulative()
+        singles = torch.ones_like(self.texts.words)  # each token is masked alone
         if "cumulative" in self.spec.scores:
             plan = cumulative.plan()
         for score in self.spec.scores:
             match score:
                 case "pll":
-                    yield from self._of_tokens(score, self._singles())
+                    yield from self._of_tokens(score, singles)
                 case "pll_word_l2r":
                     yield from self._of_tokens(score, self._rest_of_words())
                 case "conditional":
-                    yield from self._of_tokens(score, self._singles(), self.texts.in_part)
+                    yield from self._of_tokens(score, singles, self.texts.in_part)
                 case "unmasked":
                     yield from self._unmasked()
                 case "cumulative":
@@ -94,11 +95,6 @@ class TextScoring:
             advice = "raise max_masks" if is_at_maximum else "their scores vary more than at first"
             detail = f"a larger standard error than the target: {advice}"
             yield Log("warning", f"{over} of {len(cumulative.masks)} texts have {detail}")
-
-    def _singles(self) -> Tensor:
-        """Return for each token how many tokens are masked together with it, (ΣD,): 1, only
-        itself."""
-        return torch.ones_like(self.texts.words)
 
     def _rest_of_words(self) -> Tensor:
         """Return how many tokens of its word follow each token, itself included, (ΣD,)."""
@@ -152,16 +148,12 @@ class TextScoring:
         parts = torch.unique_consecutive(taken, return_counts=True)[1].tolist()
         chosen = torch.split(torch.arange(len(passes)), parts)
         batches = ((masks(windows), None) for windows in chosen)
-        for scored in score_batches(self._models, batches, self.state):
+        for scored in score_batches({"model": self.model}, batches, self.state):
             if isinstance(scored, ScoredBatch):
                 scores.append(scored.values[0, row])
             else:
                 yield scored
         return torch.cat(scores)
-
-    @property
-    def _models(self) -> Mapping[str, MaskedLm]:
-        return {"model": self.model}
 
 
 def _count(marked: Tensor, sizes: Tensor) -> Tensor:
