@@ -216,7 +216,7 @@ class _Parts:
         model._score = laid_out
         keep_freed_memory()
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
-        evaluation = evaluations.TextEvaluation(
+        evaluation = evaluations.CorpusEvaluation(
             self.spec.evaluate, {"model": model}, masker, {}, lm.RunState()
         )
         rates = torch.tensor(self.spec.evaluate.masks.rates, dtype=torch.float64)

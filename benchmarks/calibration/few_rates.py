@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mptcore.families.masked_lm.curve import TextEvaluation
+from mptcore.families.masked_lm.curve import CorpusEvaluation
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Metric, Point, Record
@@ -55,7 +55,7 @@ def coverages(case: str, repeats: int, truths: int = TRUTHS) -> dict[str, Covera
     def figures(seed: int, masks: int) -> dict[str, Figure]:
         asked = {"masks": {"rates": rates, "per_size": masks}, "dimensions": 10}
         spec = MaskedLmEvaluate.model_validate(asked)
-        evaluation = TextEvaluation(spec, {"model": model}, masker, {}, RunState())
+        evaluation = CorpusEvaluation(spec, {"model": model}, masker, {}, RunState())
         found = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
         return dict(_named(found))
 

@@ -13,7 +13,7 @@ from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
-from mptcore.families.masked_lm.curve import TextEvaluation
+from mptcore.families.masked_lm.curve import CorpusEvaluation
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.presets import PRESETS
@@ -133,7 +133,7 @@ def _text(target: float, name: str) -> Iterator[Seed]:
     def records(seed: int, **spec: Any) -> Records[None]:
         evaluate = {"masks": {"rates": RATES}, "dimensions": 10, "target": name, **spec}
         asked = MaskedLmEvaluate.model_validate(evaluate)
-        evaluation = TextEvaluation(asked, models, masker, {}, RunState())
+        evaluation = CorpusEvaluation(asked, models, masker, {}, RunState())
         return evaluation.records(torch.Generator().manual_seed(seed))
 
     truth, _ = _metric(records_of(records(SEEDS, **many)), name)

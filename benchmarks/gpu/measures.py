@@ -28,7 +28,7 @@ from benchmarks.gpu.lines import Line
 from benchmarks.gpu.processes import finished
 from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.curve import TextEvaluation
+from mptcore.families.masked_lm.curve import CorpusEvaluation
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
@@ -123,7 +123,7 @@ def _time_of_curve(model: MaskedLm, text: Corpus, rate: float, sizes: Sizes) -> 
     """Return the seconds of two masks of each sequence."""
     spec = MaskedLmEvaluate(masks=RateMasks(rates=(rate,), per_size=2))
     masker = Masker(text, MASK_TOKEN, sizes.vocabulary)
-    evaluation = TextEvaluation(spec, {"model": model}, masker, {}, RunState())
+    evaluation = CorpusEvaluation(spec, {"model": model}, masker, {}, RunState())
 
     def curve() -> None:
         for _ in evaluation.records(torch.Generator().manual_seed(1)):

@@ -45,7 +45,7 @@ MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]
 
 
 @dataclass(frozen=True)
-class TextEvaluation:
+class CorpusEvaluation:
     """The models that are scored with the same masks: the model and, if there is one, the
     baseline."""
 

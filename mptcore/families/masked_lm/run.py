@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.checkpoints import (
     weights_header,
 )
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.curve import TextEvaluation, total_masks
+from mptcore.families.masked_lm.curve import CorpusEvaluation, total_masks
 from mptcore.families.masked_lm.masks import Masker
 from mptcore.families.masked_lm.mutations import MutationScoring
 from mptcore.families.masked_lm.mutations import read as read_mutations
@@ -153,8 +153,8 @@ class MaskedLmRun:
             self.state.count(expected - self.state.masks)
             yield None
 
-    def _evaluation(self, models: Models, masker: Masker, labels: Labels) -> TextEvaluation:
-        return TextEvaluation(self.spec.evaluate, models, masker, labels, self.state)
+    def _evaluation(self, models: Models, masker: Masker, labels: Labels) -> CorpusEvaluation:
+        return CorpusEvaluation(self.spec.evaluate, models, masker, labels, self.state)
 
     def _specs(self) -> dict[str, MaskedLmModel]:
         baseline = {"baseline": self.spec.baseline} if self.spec.baseline else {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.calibration.any_order import Toy
-from mptcore.families.masked_lm.curve import TextEvaluation, total_masks
+from mptcore.families.masked_lm.curve import CorpusEvaluation, total_masks
 from mptcore.families.masked_lm.estimates import Report, cell_widths
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm, ScoredBatch
@@ -41,7 +41,7 @@ def evaluated(
     masker = Masker(corpus_of(tiny_lm.lines(sequences)), 4, 15)
     asked = MaskedLmEvaluate.model_validate({"dimensions": 10, **spec})
     state = RunState()
-    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, state)
+    evaluation = CorpusEvaluation(asked, models, masker, {"seed": seed}, state)
     records = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
     assert state.masks <= total_masks(asked, masker.corpus)
     return records
@@ -110,7 +110,7 @@ def test_a_loose_target_has_a_calibrated_error(models: dict[str, MaskedLm]) -> N
     """Two draws at each rate are kept; their error is that of the pilot too."""
     spec = MaskedLmEvaluate.model_validate({"masks": {"rates": RATES}, "target_std_err": 5})
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
-    evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, RunState())
+    evaluation = CorpusEvaluation(spec, {"model": models["model"]}, masker, {}, RunState())
     draw = evaluation._draw(torch.Generator().manual_seed(5), evaluation._at_rates)
     none = torch.zeros(len(RATES), dtype=torch.bool)
     values = result_of(draw(torch.full((len(RATES),), 2000), none))
@@ -153,7 +153,7 @@ def test_all_strata_together_have_uniform_sizes(models: dict[str, MaskedLm]) -> 
     """The sizes are from 1 to D, as the sum over sizes requires."""
     spec = MaskedLmEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
-    evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, RunState())
+    evaluation = CorpusEvaluation(spec, {"model": models["model"]}, masker, {}, RunState())
     places = torch.arange(CUMULATIVE_STRATA).repeat_interleave(500)
     generator = torch.Generator().manual_seed(0)
     for sequence in range(3):
@@ -201,7 +201,7 @@ def test_pll_of_the_whole_text_is_exact_and_of_a_part_has_an_error(
     masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
     found = []
     for seed in range(SEEDS):
-        evaluation = TextEvaluation(spec, own, masker, {}, RunState())
+        evaluation = CorpusEvaluation(spec, own, masker, {}, RunState())
         generator = torch.Generator().manual_seed(seed)
         found.append(metric(records_of(evaluation.records(generator)), "pll"))
     check_calibration([value_of(f) for f in found], [f.std_err for f in found])

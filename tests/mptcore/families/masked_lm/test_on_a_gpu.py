@@ -196,7 +196,7 @@ def test_the_next_masks_are_drawn_while_the_device_has_work(
     monkeypatch.setattr(Masker, "at_rates", noted)
     with pretended_gpu() as gpu:
         models = {"model": language_model()}
-        text = curve.TextEvaluation(spec, models, masker, {"seed": 1}, RunState())
+        text = curve.CorpusEvaluation(spec, models, masker, {"seed": 1}, RunState())
         gpu.reset()
         for _ in text.records(torch.Generator().manual_seed(1)):
             pass
