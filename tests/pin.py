@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ IMPORTANCE: dict[str, Any] = {
 PIECES: dict[str, Any] = {"family": "masked_lm", "checkpoint": "bert"}
 SENTENCES: dict[str, Any] = {"source": "text", "dataset": "sentences"}
 LONG = " ".join(tiny_lm.lines(9, seed=5))
+ORDERS = [
+    " ".join(words)
+    for words in islice(
+        permutations("the cats sat on unlikely mats in the sun".split()), 0, 720, 60
+    )
+]
 MUTATIONS = ["K2A", "K2A:Y5W", "M1C", "T3T", "Q9E:R10K:A6V", "A1C", "no mutation"]
 
 
@@ -257,6 +264,10 @@ SPECS: dict[str, dict[str, Any]] = {
         label_column="label",
     ),
     "texts-cumulative": texts(**CUMULATIVE, group_size=2, category_column="kind"),
+    "texts-with-shared-masks": {
+        **texts(**CUMULATIVE, group_size=len(ORDERS)),
+        "data": {"source": "text", "lines": ORDERS},
+    },
     "texts-relative": texts(**{**CUMULATIVE, "target_std_err": 0.02, "relative": True}),
     "texts-in-windows": {
         **texts(scores=["pll", "pll_word_l2r", "unmasked"], per_token=True, window_overlap=4),
