@@ -13,7 +13,7 @@ from mptcore.estimation.model import Model
 from mptcore.estimation.not_final import DOUBTFUL_ERROR
 from mptcore.estimation.prefetch import Prefetch
 from mptcore.runtime.device import sent
-from mptcore.runtime.out_of_memory import in_halves
+from mptcore.runtime.out_of_memory import halve_on_oom
 from mptcore.runtime.state import RunState, Shape
 from mptcore.specs import Masks
 
@@ -107,7 +107,7 @@ def _scores_in_parts(model: Model, batch: MaskBatch, rows: int) -> Tensor:
     masks = sent(batch.masks, model.device)
     scores = []
     for part in torch.split(masks, model.masks_that_fit or len(masks)):
-        scores.append(in_halves(scores_of, part, too_large))
+        scores.append(halve_on_oom(scores_of, part, too_large))
     return scores[0] if len(scores) == 1 else torch.cat(scores, 1)
 
 

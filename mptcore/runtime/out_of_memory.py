@@ -50,29 +50,28 @@ def _forget(_: object) -> None:
     """Ignore the size, for work that is not repeated at this size."""
 
 
-def in_halves(
+def halve_on_oom(
     compute: Callable[[WorkT], Tensor],
-    whole: WorkT,
+    work: WorkT,
     too_large: Callable[[WorkT], None] = _forget,
 ) -> Tensor:
-    """Compute a whole, (..., B). If memory is short, compute its halves instead, down to single
-    entries. `too_large` is called with the size that did not fit, so that later work can be split
-    in advance.
-    """
-    if len(whole) < 2:
-        return compute(whole)
-    found: list[Tensor] = []
-    left, most = torch.arange(len(whole)), len(whole)
-    while len(left):
-        part = whole if most == len(whole) else whole[left[:most]]
+    """Compute work of B entries, (..., B). If memory is short, compute its halves instead, down to
+    single entries. `too_large` is called with the size that did not fit, so that later work can be
+    split in advance."""
+    if len(work) < 2:
+        return compute(work)
+    results: list[Tensor] = []
+    remaining, max_size = torch.arange(len(work)), len(work)
+    while len(remaining):
+        part = work if max_size == len(work) else work[remaining[:max_size]]
         computed = _if_it_fits(compute, part)
         if computed is None:
             too_large(part)
-            most = -(-len(part) // 2)
+            max_size = -(-len(part) // 2)
         else:
-            found.append(computed)
-            left = left[most:]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+            results.append(computed)
+            remaining = remaining[max_size:]
+    return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
 
 
 def _if_it_fits(compute: Callable[[WorkT], Tensor], part: WorkT) -> Tensor | None:
@@ -85,7 +84,7 @@ def _if_it_fits(compute: Callable[[WorkT], Tensor], part: WorkT) -> Tensor | Non
     return None
 
 
-def in_smaller_parts(
+def split_on_oom(
     compute: Callable[[list[Tensor]], Result],
     parts: list[Tensor],
     too_large: Callable[[list[Tensor]], None] = _forget,
@@ -103,23 +102,23 @@ def in_smaller_parts(
         parts = [half for part in parts for half in part.chunk(2)]
 
 
-def by_rows(compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
+def rowwise_on_oom(compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
     """Compute each row of tensors (B, ...) independently: (B, ...). If memory is short, use fewer
     rows at a time."""
 
     def computed(parts: list[Tensor]) -> tuple[Tensor, ...]:
-        found = [compute(*some) for some in cut_alike(rows, parts)]
-        if len(found) == 1:
-            return found[0]
-        return tuple(torch.cat(column) for column in zip(*found, strict=True))
+        results = [compute(*some) for some in cut_alike(rows, parts)]
+        if len(results) == 1:
+            return results[0]
+        return tuple(torch.cat(column) for column in zip(*results, strict=True))
 
-    return in_smaller_parts(computed, [torch.arange(len(rows[0]))])
+    return split_on_oom(computed, [torch.arange(len(rows[0]))])
 
 
 def cut_alike(rows: tuple[Tensor, ...], parts: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Split the rows of tensors (B, ...) into parts of the same lengths as these."""
     sizes = [len(part) for part in parts]
-    return zip(*(torch.split(one, sizes) for one in rows), strict=True)
+    return zip(*(torch.split(tensor, sizes) for tensor in rows), strict=True)
 
 
 def _note_shortage() -> None:

@@ -25,7 +25,7 @@ from mptcore.families.linear_gaussian.short_steps import ShortSteps, epochs_at_o
 from mptcore.families.linear_gaussian.solver import ScoreGradient, Solver
 from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
-from mptcore.runtime.out_of_memory import in_smaller_parts
+from mptcore.runtime.out_of_memory import split_on_oom
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
@@ -246,7 +246,7 @@ class LinearGaussianTrainer:
             return self._backward(-self._solver(data).log_prob())
         masks = self._masks(fraction).transpose(0, 1)  # (B, S, D)
         parts = list(torch.split(masks, self._masks_at_once or len(masks)))
-        return in_smaller_parts(lambda parts: self._by_masks(data, parts), parts, self._too_many)
+        return split_on_oom(lambda parts: self._by_masks(data, parts), parts, self._too_many)
 
     def _forget_gradient(self) -> None:
         for parameter in self.parameters.values():

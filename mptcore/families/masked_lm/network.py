@@ -16,7 +16,7 @@ from mptcore.families.masked_lm.corpus import repeated
 from mptcore.families.masked_lm.masks import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
 from mptcore.runtime.device import sent
-from mptcore.runtime.out_of_memory import in_halves
+from mptcore.runtime.out_of_memory import halve_on_oom
 from mptcore.runtime.state import RunState, Shape
 from mptcore.specs.compute import GPU_SHARE
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
@@ -92,7 +92,7 @@ class MaskedLm:
         scores: list[Tensor] = []
         for chosen in self.parts(masks, as_fits=True):
             parts.append(columns(chosen))
-            scores.append(in_halves(compute, masks[chosen], self.take_fewer))
+            scores.append(halve_on_oom(compute, masks[chosen], self.take_fewer))
         if not parts:
             return values
         return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(scores, 1))

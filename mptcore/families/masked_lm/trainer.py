@@ -12,7 +12,7 @@ from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Labels, Point
 from mptcore.runtime.device import sent
-from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts
+from mptcore.runtime.out_of_memory import halve_on_oom, split_on_oom
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import FixedRate, MaskedLmTrain, RateChoice, RateRamp, UniformRate
 from mptcore.training.learned import Learned
@@ -87,7 +87,7 @@ class MaskedLmTrainer:
         self.network.train()
         with torch.random.fork_rng(devices=_devices(self.model.device)):
             parts = list(self.model.parts(masks))
-            total = in_smaller_parts(lambda parts: self._gradient(masks, parts), parts)
+            total = split_on_oom(lambda parts: self._gradient(masks, parts), parts)
         self.network.eval()
         if not math.isfinite(total):
             return total
@@ -114,7 +114,7 @@ class MaskedLmTrainer:
         """Return the loss on given masks, without dropout."""
         with torch.inference_mode():
             parts = [
-                in_halves(
+                halve_on_oom(
                     lambda part: self._loss(part)[None], masks[chosen], self.model.take_fewer
                 ).sum()
                 for chosen in self.model.parts(masks, as_fits=True)

@@ -20,7 +20,7 @@ from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.proposal import Fit
 from mptcore.families.vae.vae import Vae
-from mptcore.runtime.out_of_memory import by_rows
+from mptcore.runtime.out_of_memory import rowwise_on_oom
 from mptcore.runtime.state import Records
 from mptcore.specs import GaussHermite, UniformGrid
 from mptcore.specs.families.vae.models import AnyGrid
@@ -248,7 +248,7 @@ def mean_log_marginal(vae: GridVae, x: Tensor) -> float:
 def _by_observation(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
     """Return log p(x_R) of each observation (N,) for observed dimensions (D,) or all, in
     float64."""
-    (log_probs,) = by_rows(lambda rows: (_log_marginals(vae, rows, observed),), x)
+    (log_probs,) = rowwise_on_oom(lambda rows: (_log_marginals(vae, rows, observed),), x)
     return log_probs.double()
 
 
@@ -300,7 +300,7 @@ def scores_over(
     processed in parts."""
     scores = []
     for mask in masks:
-        (log_probs,) = by_rows(
+        (log_probs,) = rowwise_on_oom(
             lambda rows, mask=mask: (_conditionals(nodes, decoder, likelihood, rows, mask),), x
         )
         scores.append(log_probs.double().mean())

@@ -13,7 +13,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.estimation.not_final import MIN_ESS, doubtful_reason
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.vae import log_prior
-from mptcore.runtime.out_of_memory import by_rows
+from mptcore.runtime.out_of_memory import rowwise_on_oom
 from mptcore.specs.compute import GPU_BATCH_BYTES
 
 RETRIES, REFITS, TRIAL_GROWTH = 2, 3, 2
@@ -88,7 +88,8 @@ class Sampler:
         z = proposal.draw(draws, self.generator)
         parts = torch.split(z, max(1, self.at_once // len(self.fit.x)))
         weights = [
-            by_rows(lambda rows: (self.weighed(rows, proposal)[0],), part)[0] for part in parts
+            rowwise_on_oom(lambda rows: (self.weighed(rows, proposal)[0],), part)[0]
+            for part in parts
         ]
         return z, torch.cat(weights)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mptcore.families.vae.likelihoods import GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Decoder, linearised, linearised_body
 from mptcore.families.vae.vae import log_prior
-from mptcore.runtime.out_of_memory import by_rows
+from mptcore.runtime.out_of_memory import rowwise_on_oom
 from mptcore.runtime.rng import draw_normal, draw_uniform
 
 FREEDOM = 5
@@ -315,7 +315,7 @@ class Fit:
         return expansion
 
     def _quadratic(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
-        return Quadratic(*by_rows(self._expanded, z, x, observed))
+        return Quadratic(*rowwise_on_oom(self._expanded, z, x, observed))
 
     @cached_property
     def _information(self) -> Tensor | None:

@@ -12,7 +12,7 @@ from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
 from mptcore.families.vae.vae import ROWS, Vae, ascend
 from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
-from mptcore.runtime.out_of_memory import by_rows
+from mptcore.runtime.out_of_memory import rowwise_on_oom
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import VaeTrain
 from mptcore.specs.families.vae.models import Objective
@@ -170,7 +170,7 @@ class VaeTrainer:
         vae = start.vae
 
         def elbos(x: Tensor) -> Tensor:
-            return by_rows(lambda *rows: (vae.elbo(*rows),), x, vae.normal(x, generator))[0]
+            return rowwise_on_oom(lambda *rows: (vae.elbo(*rows),), x, vae.normal(x, generator))[0]
 
         first, second = (torch.cat([elbos(part) for part in parts]).double() for _ in range(2))
         mean = (first + second).mean().item() / 2

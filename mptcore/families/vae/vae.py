@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
-from mptcore.runtime.out_of_memory import cut_alike, in_smaller_parts
+from mptcore.runtime.out_of_memory import cut_alike, split_on_oom
 from mptcore.runtime.rng import draw_normal
 from mptcore.runtime.state import Records
 from mptcore.specs.compute import GPU_BATCH_BYTES
@@ -133,4 +133,4 @@ def ascend(
             values.append(share * value.detach())
         return reduce(torch.add, values)
 
-    return in_smaller_parts(of_parts, [torch.arange(len(rows[0]))])
+    return split_on_oom(of_parts, [torch.arange(len(rows[0]))])

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from mptcore.runtime.out_of_memory import (
-    by_rows,
-    in_halves,
-    in_smaller_parts,
+    halve_on_oom,
     is_out_of_memory,
+    rowwise_on_oom,
     shortages,
+    split_on_oom,
 )
 
 
@@ -56,7 +56,7 @@ def squares(most: int, seen: list[int], numbers: Tensor) -> Tensor:
 def test_batches_are_halved_down_to_one(most: int, parts: list[int] | None) -> None:
     numbers, seen, told = torch.arange(9.0), list[int](), list[int]()
     before = shortages()
-    found = in_halves(
+    found = halve_on_oom(
         lambda some: squares(most, seen, some), numbers, lambda some: told.append(len(some))
     )
     assert torch.equal(found, numbers.square()[None])
@@ -68,14 +68,14 @@ def test_batches_are_halved_down_to_one(most: int, parts: list[int] | None) -> N
 
 def test_an_empty_batch_is_not_halved() -> None:
     nothing = torch.zeros(0)
-    assert torch.equal(in_halves(lambda some: squares(1, [], some), nothing), nothing[None])
+    assert torch.equal(halve_on_oom(lambda some: squares(1, [], some), nothing), nothing[None])
 
 
 def test_a_single_item_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        in_halves(lambda some: squares(0, [], some), torch.arange(4.0))
+        halve_on_oom(lambda some: squares(0, [], some), torch.arange(4.0))
     with pytest.raises(torch.OutOfMemoryError):
-        in_smaller_parts(lambda parts: squares(0, [], parts[0]), [torch.arange(3)])
+        split_on_oom(lambda parts: squares(0, [], parts[0]), [torch.arange(3)])
 
 
 def test_other_errors_are_raised_at_once() -> None:
@@ -85,9 +85,9 @@ def test_other_errors_are_raised_at_once() -> None:
 
     seen: list[int] = []
     with pytest.raises(RuntimeError, match="something else"):
-        in_halves(fail, torch.ones(4))
+        halve_on_oom(fail, torch.ones(4))
     with pytest.raises(RuntimeError, match="something else"):
-        in_smaller_parts(fail, [torch.ones(4)])
+        split_on_oom(fail, [torch.ones(4)])
     assert seen == [1, 1]
 
 
@@ -100,7 +100,7 @@ def test_the_computation_restarts_with_smaller_parts() -> None:
     told: list[list[int]] = []
     before = shortages()
     parts = [torch.arange(5), torch.arange(1)]
-    found = in_smaller_parts(compute, parts, lambda parts: told.append([len(p) for p in parts]))
+    found = split_on_oom(compute, parts, lambda parts: told.append([len(p) for p in parts]))
     assert found == [2, 1, 1, 1, 1]
     assert told == [[5, 1], [3, 2, 1]]
     assert shortages() - before == 2
@@ -115,7 +115,7 @@ def test_rows_are_computed_together_or_in_parts(most: int) -> None:
         return squares(most, asked, one)[0], -other
 
     one, other = torch.arange(5.0), torch.arange(10.0).view(5, 2)
-    found = by_rows(compute, one, other)
+    found = rowwise_on_oom(compute, one, other)
     assert torch.equal(found[0], one.square())
     assert torch.equal(found[1], -other)
     assert asked[0] == 5
