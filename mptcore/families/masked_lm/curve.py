@@ -46,7 +46,7 @@ MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]
 
 @dataclass(frozen=True)
 class CorpusEvaluation:
-    """The models that are scored with the same masks: the model and, if there is one, the
+    """Scores a corpus by models with the same masks: the model and, if there is one, the
     baseline."""
 
     spec: MaskedLmEvaluate
@@ -99,19 +99,12 @@ class CorpusEvaluation:
             yield scored
 
     def _score_rates(self, generator: torch.Generator) -> Records[None]:
-        """Score all sequences at all rates."""
-        rates, n = self.spec.masks.rates, len(self.corpus)
-        curve = RateCurve(self.report, rates, n, self.spec.dimensions)
-        yield from self._each_rate(generator, curve.add)
-        yield from curve.end()
-
-    def _each_rate(
-        self, generator: torch.Generator, records_of: Callable[[RateScores], Iterator[Record]]
-    ) -> Records[None]:
-        """Score rate by rate, and yield the records of each rate as soon as it is scored."""
+        """Score all sequences at all rates, and yield the records of each rate as soon as it is
+        scored."""
         spec, n, models = self.spec.masks, len(self.corpus), len(self.report.model_names)
         per_rate = spec.per_size * n
         rates = torch.tensor(spec.rates, dtype=torch.float64)
+        curve = RateCurve(self.report, spec.rates, n, self.spec.dimensions)
         plan = torch.arange(len(rates) * per_rate)  # rate by rate, mask by mask, all sequences
         sums = torch.zeros(models, 0, dtype=torch.float64)
         weights = torch.zeros(0, dtype=torch.float64)
@@ -129,11 +122,12 @@ class CorpusEvaluation:
                 weight_of_rate = weights[:per_rate].reshape(spec.per_size, n)
                 rate = remaining_rates.pop(0)
                 visible = self.masker.visible_chance(rate)
-                yield from records_of(RateScores(rate, of_rate, weight_of_rate, visible))
+                yield from curve.add(RateScores(rate, of_rate, weight_of_rate, visible))
                 sums, weights = sums[:, per_rate:], weights[per_rate:]
             if weights.sum() > 0:
                 scores = mean_so_far(sums, weights, n)
                 yield from self.report.interim_points(remaining_rates[0], len(weights), scores)
+        yield from curve.end()
 
     def _pieces(
         self, plan: Tensor, rates: Tensor, generator: torch.Generator
