@@ -125,8 +125,8 @@ def test_equal_columns_are_fitted_to_the_maximum_of_their_values() -> None:
     x[:, 1] = x[:, 0]
     *_, last = fit_complete(second_moment(x, x.mean(0)), x.mean(0), 4)
     spec = FactorAnalysisModel(family="factor_analysis", latent_dim=4, init="maximum_likelihood")
-    *_, rowwise_on_oom = fit_missing(spec, x)
-    assert last.lml == pytest.approx(rowwise_on_oom.lml, abs=1e-6)
+    *_, by_rows = fit_missing(spec, x)
+    assert last.lml == pytest.approx(by_rows.lml, abs=1e-6)
     assert last.lml == pytest.approx(last.density.log_prob(x).mean().item(), abs=1e-8)
 
 
