@@ -12,7 +12,7 @@ from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Model
 from mptcore.estimation.not_final import DOUBTFUL_ERROR
 from mptcore.estimation.prefetch import Prefetch
-from mptcore.runtime.device import sent
+from mptcore.runtime.device import to_device
 from mptcore.runtime.out_of_memory import halve_on_oom
 from mptcore.runtime.state import RunState, Shape
 from mptcore.specs import Masks
@@ -104,7 +104,7 @@ def _scores_in_parts(model: Model, batch: MaskBatch, rows: int) -> Tensor:
     def too_large(part: Tensor) -> None:
         model.masks_that_fit = -(-len(part) // 2)
 
-    masks = sent(batch.masks, model.device)
+    masks = to_device(batch.masks, model.device)
     scores = []
     for part in torch.split(masks, model.masks_that_fit or len(masks)):
         scores.append(halve_on_oom(scores_of, part, too_large))

@@ -55,7 +55,7 @@ def dtype_of(precision: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def sent(numbers: Tensor, device: torch.device) -> Tensor:
+def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     """Copy numbers to a device. A GPU reads them from pinned memory without making the CPU wait."""
     if device.type == "cuda" and not numbers.is_cuda:
         numbers = numbers.pin_memory()

@@ -24,7 +24,7 @@ from mptcore.families.linear_gaussian.routes import solver_of_step
 from mptcore.families.linear_gaussian.short_steps import ShortSteps, epochs_at_once
 from mptcore.families.linear_gaussian.solver import ScoreGradient, Solver
 from mptcore.protocol.records import Labels, Point, SeriesName
-from mptcore.runtime.device import sent
+from mptcore.runtime.device import to_device
 from mptcore.runtime.out_of_memory import split_on_oom
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.training.adam import Adam
@@ -332,7 +332,7 @@ class LinearGaussianTrainer:
         return self._noise().expand(len(self.seeds), self.dim)
 
     def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
-        return sent(self.masks.draw([fraction])[:, 0], self.device)
+        return to_device(self.masks.draw([fraction])[:, 0], self.device)
 
     def _batches(self) -> Iterator[_Centred]:
         """Yield the moments of the observations of each step of an epoch."""
@@ -346,7 +346,7 @@ class LinearGaussianTrainer:
             yield self._batch(x) if route_changed else batch
 
     def _rows(self, rows: Tensor) -> Tensor:  # (S, B) to (S, B, D), on the device
-        rows = sent(rows, self.device)
+        rows = to_device(rows, self.device)
         if len(self._x) == 1:
             return self._x[0][rows]
         return torch.stack([x[indices] for x, indices in zip(self._x, rows, strict=True)])

@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.checkpoints import Network
 from mptcore.families.masked_lm.corpus import repeated
 from mptcore.families.masked_lm.masks import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
-from mptcore.runtime.device import sent
+from mptcore.runtime.device import to_device
 from mptcore.runtime.out_of_memory import halve_on_oom
 from mptcore.runtime.state import RunState, Shape
 from mptcore.specs.compute import GPU_SHARE
@@ -95,7 +95,7 @@ class MaskedLm:
             scores.append(halve_on_oom(compute, masks[chosen], self.take_fewer))
         if not parts:
             return values
-        return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(scores, 1))
+        return values.index_copy(1, to_device(torch.cat(parts), self.device), torch.cat(scores, 1))
 
     @torch.inference_mode()
     def _score_tokens(self, masks: MaskedBatch) -> Tensor:  # (1, M)
@@ -119,10 +119,10 @@ class MaskedLm:
         positions = repeated(starts, masks.counts).add_(masks.positions)  # (M,), in the row
         tokens = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.positions)
         targets = torch.stack([masks.targets, masks.corpus.ids[tokens]])  # (2, M)
-        masked = sent(positions.repeat(2).int(), self.device)
-        row = replace(row, masked=masked, targets=sent(targets.flatten(), self.device))
+        masked = to_device(positions.repeat(2).int(), self.device)
+        row = replace(row, masked=masked, targets=to_device(targets.flatten(), self.device))
         log_probs = self._log_probs(row).double().view(2, -1)
-        counts = sent(masks.counts, self.device)
+        counts = to_device(masks.counts, self.device)
         sums = [torch.segment_reduce(row, "sum", lengths=counts) for row in log_probs]
         return torch.stack(sums)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masks import MaskedBatch
-from mptcore.runtime.device import sent
+from mptcore.runtime.device import to_device
 
 PACKED = "mpt_packed"
 """Name under which transformers knows `attention`."""
@@ -209,7 +209,7 @@ def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     sizes = [len(tensor) for tensor in tensors]
     joined = torch.empty(sum(sizes), dtype=torch.int32)
     torch.cat(list(tensors), out=joined)
-    return list(torch.split(sent(joined, device), sizes))
+    return list(torch.split(to_device(joined, device), sizes))
 
 
 def attention(

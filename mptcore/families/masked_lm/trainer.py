@@ -11,7 +11,7 @@ from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masks import MaskedBatch, Masker
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.protocol.records import Labels, Point
-from mptcore.runtime.device import sent
+from mptcore.runtime.device import to_device
 from mptcore.runtime.out_of_memory import halve_on_oom, split_on_oom
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import FixedRate, MaskedLmTrain, RateChoice, RateRamp, UniformRate
@@ -177,7 +177,7 @@ class MaskedLmTrainer:
         their number is random, the mean is their sum divided by the expected number."""
         factor = (masks.sizes / masks.expected).float().repeat_interleave(masks.counts)  # (M,)
         log_probs = self.model.log_probs(masks)
-        return -(log_probs * sent(factor, self.model.device)).sum()
+        return -(log_probs * to_device(factor, self.model.device)).sum()
 
 
 def uniform_sizes(masker: Masker, chosen: Tensor, generator: torch.Generator) -> MaskedBatch:

@@ -11,7 +11,7 @@ from mptcore.data.dataset import Dataset
 from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
 from mptcore.families.vae.vae import ROWS, Vae, ascend
 from mptcore.protocol.records import Labels, Point, SeriesName
-from mptcore.runtime.device import sent
+from mptcore.runtime.device import to_device
 from mptcore.runtime.out_of_memory import rowwise_on_oom
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import VaeTrain
@@ -105,7 +105,7 @@ class VaeTrainer:
         of the step to `points` if it is given."""
         fraction = self.epoch / self.spec.epochs
         step_masks = self.masks.draw([fraction])[:, 0]  # (S, B, D)
-        masks = dict(zip(self.seeds, sent(step_masks, self.device), strict=True))
+        masks = dict(zip(self.seeds, to_device(step_masks, self.device), strict=True))
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):
             start_masks, x = masks[start.seed], start.x[rows[start.seed]]
@@ -122,7 +122,7 @@ class VaeTrainer:
             yield dict.fromkeys(self.seeds, slice(None))
             return
         for rows in self.rows.epoch():
-            yield dict(zip(self.seeds, sent(torch.stack(rows), self.device), strict=True))
+            yield dict(zip(self.seeds, to_device(torch.stack(rows), self.device), strict=True))
 
     def _objective(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
