@@ -14,7 +14,7 @@ MAX_PROBLEMS = 100
 
 ExperimentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=False)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000)]
 
 
 def _accept_lists_for_tuples(schema: object) -> None:

@@ -103,7 +103,7 @@ class ListedSizes(Masks):
 
     schedule: Literal["sizes"]
     """Schedule of the mask sizes."""
-    sizes: Annotated[tuple[MaskSize, ...], Field(min_length=1, max_length=100_000, strict=False)]
+    sizes: Annotated[tuple[MaskSize, ...], Field(min_length=1, max_length=100_000)]
     """Mask sizes, from 1 to D."""
 
     @model_validator(mode="after")
@@ -172,7 +172,7 @@ class Rates(Masks):
 
     schedule: Literal["rates"]
     """Schedule of the mask sizes."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)]
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000)]
     """Masked fractions of D."""
 
     def mask_sizes(self, dim: int) -> Sequence[int]:

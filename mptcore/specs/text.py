@@ -140,7 +140,7 @@ class PlainText(Text):
     lines: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=100_000)], ...],
-            Field(min_length=1, max_length=10_000, strict=False),
+            Field(min_length=1, max_length=10_000),
         ]
         | None
     ) = None

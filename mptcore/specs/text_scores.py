@@ -31,9 +31,7 @@ TOKEN_BYTES = 100
 class TextScores(Spec):
     """Scores of each text of the source, as a table with one row for each text."""
 
-    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=7, strict=False)] = (
-        "pll",
-    )
+    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=7)] = ("pll",)
     """Scores of a text, all in nats. `pll`: the sum of log p of each token given all others.
     `pll_word_l2r`: the same with the later tokens of its own word masked too. `unmasked`: the sum
     of log p of each token with nothing masked, in one pass. `cumulative`: the cumulative score,

@@ -38,7 +38,7 @@ class EpochSchedule(Spec):
     """Epochs between two records of loss, mpt, elbo (with an encoder) and lml."""
     curve_at: Annotated[
         tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...],
-        Field(max_length=1000, strict=False),
+        Field(max_length=1000),
     ] = ()
     """Epochs at which the curve that `evaluate` asks for is recorded."""
 
@@ -86,7 +86,7 @@ class Train(EpochSchedule):
 
     objective: Annotated[
         tuple[ExactObjective, ...],
-        Field(min_length=1, max_length=1, strict=False),
+        Field(min_length=1, max_length=1),
         one_or_more(ExactObjective),
     ] = ("mpt",)
     """Objective to maximize. `mpt`: the cumulative score estimated from `masks`; `lml`: the exact

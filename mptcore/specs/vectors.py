@@ -205,7 +205,7 @@ class UploadData(MeasuredData):
     columns: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=200)], ...],
-            Field(min_length=2, max_length=100_000, strict=False),
+            Field(min_length=2, max_length=100_000),
         ]
         | None
     ) = None
@@ -250,7 +250,7 @@ class TableOptions(Spec):
     """Decimal separator of the numbers in a text file."""
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
     """Separator of groups of three digits in a text file."""
-    index: Annotated[tuple[ColumnName, ...], Field(max_length=100, strict=False)] = ()
+    index: Annotated[tuple[ColumnName, ...], Field(max_length=100)] = ()
     """Columns that identify the rows. They are no measurements: they are kept as ids."""
     drop_non_numeric: bool = False
     """True leaves out all columns that are not numbers."""

@@ -102,7 +102,7 @@ class RateMasks(Spec):
     """Schedule of the mask sizes."""
     rates: Annotated[
         tuple[Rate, ...],
-        Field(min_length=1, max_length=10_000, strict=False),
+        Field(min_length=1, max_length=10_000),
         AfterValidator(lambda rates: tuple(sorted(rates))),
     ] = PAPER_RATES
     """Masking rates; they are sorted."""
@@ -209,7 +209,7 @@ class RateChoice(Spec):
 
     schedule: Literal["rates"]
     """Schedule of the rates."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)]
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000)]
     """Masking rates to choose from."""
 
 
@@ -240,7 +240,7 @@ class MaskedLmTrain(Spec):
     evaluate_every: Annotated[int, Field(ge=1, le=100_000_000)] = 100
     """Steps between two records of `loss` (nats per token, as that step computes it) and, with
     held-out text, of `loss_heldout` (with masks of uniform sizes)."""
-    curve_at: Annotated[tuple[StepNumber, ...], Field(max_length=1000, strict=False)] = ()
+    curve_at: Annotated[tuple[StepNumber, ...], Field(max_length=1000)] = ()
     """Steps at which the curve that `evaluate` asks for is recorded."""
 
     @property

@@ -78,7 +78,7 @@ class VaeTrain(EpochSchedule):
 
     objective: Annotated[
         tuple[Objective, ...],
-        Field(min_length=1, max_length=3, strict=False),
+        Field(min_length=1, max_length=3),
         one_or_more(Objective),
     ]
     """Objectives to train, each from the same start. `mpt` maximizes D times the score of `masks`,

@@ -133,7 +133,7 @@ class Dense(Spec):
     """Type of the layers."""
     widths: Annotated[
         tuple[Annotated[int, Field(ge=1, le=16_384)], ...],
-        Field(min_length=1, max_length=16, strict=False),
+        Field(min_length=1, max_length=16),
     ] = (256,)
     """Widths of the encoder's layers, beginning at the data."""
     activation: Literal["relu", "gelu", "tanh"] = "relu"
@@ -156,7 +156,7 @@ class Convolutional(Spec):
     """Type of the layers."""
     channels: Annotated[
         tuple[Annotated[int, Field(ge=1, le=4096)], ...],
-        Field(min_length=1, max_length=8, strict=False),
+        Field(min_length=1, max_length=8),
     ] = (32, 64)
     """Channels of each convolution."""
     width: Annotated[int, Field(ge=1, le=16_384)] = 128
