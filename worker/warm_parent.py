@@ -19,12 +19,13 @@ import traceback
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import NoReturn
 
 from mptcore.__main__ import supervised
 from mptcore.protocol.code import core_digest
 from mptcore.runtime.process import be_expendable
-from mptcore.specs.outside import outside_families
+from mptcore.specs.outside import GROUP, outside_families
 
 TRANSFORMERS = "transformers"
 NUMBER = struct.Struct("i")
@@ -127,8 +128,9 @@ def main() -> NoReturn:
     if TRANSFORMERS in sys.argv[2:]:
         import_module("mptcore.families.masked_lm.run")
         import_module("mptcore.families.masked_lm.checkpoints").preload()
-    core_digest()  # cached for every fork, as is the next
-    outside_families()
+    core_digest()  # cached for every fork
+    if not entry_points(group=GROUP):
+        outside_families()  # else each fork imports its family, as the sources are then
     requests.send(b"r")
     Forks(requests).run()
 

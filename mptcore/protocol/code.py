@@ -42,7 +42,7 @@ def code_digest(family: str) -> str:
     outside = outside_families().usable.get(family)
     if outside is None:
         return core_digest()
-    text = f"{core_digest()} {outside.package.digest}"
+    text = f"{core_digest()} {outside.package.digest()}"
     return hashlib.sha256(text.encode()).hexdigest()[:CORE_DIGITS]
 
 

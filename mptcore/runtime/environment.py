@@ -41,7 +41,7 @@ def _package_of_family(family: str) -> dict[str, str]:
     if outside is None:
         return {}
     package = outside.package
-    return {package.name: f"{package.version}, sources {package.digest}"}
+    return {package.name: f"{package.version}, sources {package.digest()}"}
 
 
 def _cpu_model() -> str:

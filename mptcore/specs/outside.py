@@ -32,9 +32,26 @@ class Package:
 
     name: str
     version: str
-    digest: str
-    """Digest of the Python files of its top-level package, not of the packages that it depends
-    on."""
+    module: str
+    """Its top-level package or module."""
+
+    def digest(self) -> str:
+        """Return a digest of its Python files as they are now, not of the packages that it depends
+        on. Sources may change while a process runs, and each run imports them anew."""
+        spec = find_spec(self.module)
+        assert spec is not None  # it was imported
+        files = [
+            (path.relative_to(folder), path)
+            for folder in map(Path, spec.submodule_search_locations or ())
+            for path in folder.rglob("*.py")
+        ]
+        if not spec.submodule_search_locations and spec.origin is not None:
+            files = [(Path(Path(spec.origin).name), Path(spec.origin))]
+        digest = sha256()
+        for name, path in sorted(files):
+            if path.is_file():
+                digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:DIGEST_DIGITS]
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,7 @@ def load(registered: Iterable[EntryPoint]) -> OutsideFamilies:
             if (wrong := _wrong(entry, experiment, classes)) is not None:
                 raise TypeError(wrong)
             TypeAdapter(experiment).json_schema()  # as the service describes it
-            package = Package(name, version, _digest(entry.module.partition(".")[0]))
+            package = Package(name, version, entry.module.partition(".")[0])
         except (Exception, SystemExit) as error:
             cause = f"{type(error).__name__}: {error}".partition("\n")[0]
             unusable[entry.name] = f"its package {name} {version} cannot be imported: {cause}"
@@ -134,20 +151,3 @@ def _wrong(entry: EntryPoint, experiment: Any, classes: Collection[str]) -> str 
     if experiment.__name__ in classes:
         return f"another family has an experiment {experiment.__name__}: rename the class"
     return None
-
-
-def _digest(module: str) -> str:
-    """Return a digest of the Python files of a top-level package or module."""
-    spec = find_spec(module)
-    assert spec is not None  # it was imported
-    files = [
-        (path.relative_to(folder), path)
-        for folder in map(Path, spec.submodule_search_locations or ())
-        for path in folder.rglob("*.py")
-    ]
-    if not spec.submodule_search_locations and spec.origin is not None:
-        files = [(Path(Path(spec.origin).name), Path(spec.origin))]
-    digest = sha256()
-    for name, path in sorted(files):
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:DIGEST_DIGITS]

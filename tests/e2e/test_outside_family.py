@@ -188,7 +188,8 @@ def served(python: Path, store: Path, log: Path) -> Iterator[Client]:
 
 @pytest.mark.slow
 def test_a_package_that_pip_installs_runs_in_a_lab_and_can_be_removed(tmp_path: Path) -> None:
-    """It makes a virtual environment, and starts a whole service twice. Without the package its
+    """It makes a virtual environment, and starts a whole service twice. An edit of the sources is
+    another package for the cache. Without the package its
     experiments are shown as they are stored, and nothing new of the family is accepted."""
     venv, store, sources = tmp_path / "venv", tmp_path / "store", tmp_path / "markov"
     shutil.copytree(MARKOV, sources)
@@ -214,6 +215,14 @@ def test_a_package_that_pip_installs_runs_in_a_lab_and_can_be_removed(tmp_path: 
         assert attempt["environment"]["packages"]["markov-chain"].startswith("1.0, sources ")
         (worker,) = client.workers()
         assert "markov" in worker["families"]
+        assert client.submit(spec)["cached_from"] == done["id"]
+        run_file = modules / "markov_chain" / "run.py"
+        source = run_file.read_text()
+        run_file.write_text(source.replace("* alike) / 2", "* alike) / 4"))
+        edited = client.wait(client.submit(spec)["id"], timeout_s=120)  # by the edited sources
+        (mpt,) = (metric["value"] for metric in edited["metrics"] if metric["name"] == "mpt")
+        assert mpt < log_marginal() - 1
+        run_file.write_text(source)
         assert client.submit(spec)["cached_from"] == done["id"]
 
     subprocess.run([*pip, "uninstall", "--yes", "markov-chain"], check=True)

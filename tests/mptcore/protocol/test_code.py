@@ -54,8 +54,8 @@ def test_the_code_of_a_family_from_outside_contains_its_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     digests = []
-    for digest in ("a", "b"):
-        family = OutsideFamily(OutsideExperiment, Package("chain", "1.0", digest))
+    for module in ("colorsys", "this"):
+        family = OutsideFamily(OutsideExperiment, Package("chain", "1.0", module))
         families = OutsideFamilies({"markov": family}, {}, [])
         monkeypatch.setattr(code, "outside_families", lambda families=families: families)
         digests.append(code_digest("markov"))
