@@ -23,7 +23,7 @@ TOGETHER = 512
 class MaskBatch:
     """Masks that are scored together. Masks of one size are adjacent."""
 
-    runs: list[tuple[int, int]]
+    size_counts: list[tuple[int, int]]
     """Pairs of a size and the number of its masks, in the order of the rows."""
     masks: Tensor  # (B, D)
     first: int = 0

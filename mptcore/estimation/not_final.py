@@ -1,4 +1,7 @@
-"""Decide when a sampled number, or one computed by quadrature, should not be quoted."""
+"""Decide when a sampled number, or one computed by quadrature, should not be quoted.
+
+`judged` decides for the scores of any model. A family decides for its log p(x), in its `Evidence`.
+"""
 
 import math
 from collections.abc import Sequence

@@ -45,7 +45,7 @@ def score_sizes(
     None after each batch. With `joint`, the joint scores are computed too."""
     whole = WholeSizes()
     for batch, scores in score_batches(models, batches, state, joint):
-        yield from whole.add(batch.runs, scores)
+        yield from whole.add(batch.size_counts, scores)
         state.count(len(batch))
         yield None
     yield from whole.last()
@@ -118,10 +118,10 @@ class WholeSizes:
         self._size = 0
         self._parts: list[Tensor] = []
 
-    def add(self, runs: Sequence[tuple[int, int]], scores: Tensor) -> Iterator[SizeScores]:
+    def add(self, size_counts: Sequence[tuple[int, int]], scores: Tensor) -> Iterator[SizeScores]:
         """Add the scores (models, R, B) of a batch, given each size and the number of its masks.
         Yield the scores of sizes that are whole, those with equally many masks together."""
-        (first, count), *others = runs
+        (first, count), *others = size_counts
         if first != self._size:
             yield from self.last()
         self._size = first

@@ -1,1 +1,2 @@
-"""One package for each family of models; none knows another."""
+"""One package for each family of models. None knows another, but that VAEs may have
+a linear Gaussian as baseline."""

@@ -1,4 +1,8 @@
-"""Choose how a linear Gaussian is computed: the only place that knows all solvers."""
+"""Choose how a linear Gaussian is computed: the only place that knows all solvers.
+
+A solver then takes compiled loops if they fit (`fits_kernel`), else torch. `moment_of` in
+`moments.py` tells whether the data have a low rank.
+"""
 
 import torch
 from torch import Tensor

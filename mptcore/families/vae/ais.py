@@ -199,7 +199,7 @@ def _both_ways(
     backward: list[WeightSummary] = []
     first = 0
     for part in vae.parts(x, spec.chains):
-        proposal = vae.evidence_proposal(part, vae.iwae.samples, generator, is_final=True)
+        proposal = vae.evidence_proposal(part, vae.iwae.samples, generator, is_thorough=True)
         annealing = Annealing(vae, part, spec, proposal, generator)
         yield from annealing.tune()
         forward.append(summary_of((yield from annealing.forward())))

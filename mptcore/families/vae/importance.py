@@ -26,7 +26,7 @@ GROUPS = 4
 """Number of groups of draws from which the bias is estimated."""
 MAX_KHAT = 0.7
 """Largest k̂ at which the proposal still covers the target (Vehtari et al. 2024, Sec. 3)."""
-DOUBTFUL_ERROR = 1.0
+DOUBTFUL_OBSERVATION_ERROR = 1.0
 """Possible error in nats of log p(x) for an observation with unreliable weights, assumed to have
 the same sign for all of them. The largest error measured was 0.7."""
 MIN_TAIL_DRAWS = 25
@@ -190,7 +190,10 @@ def log_mean_variance(log_weights: Tensor) -> Tensor:
 
 
 def weight_evidence(
-    parts: Sequence[WeightSummary], *, advice: str, doubtful_error: float = DOUBTFUL_ERROR
+    parts: Sequence[WeightSummary],
+    *,
+    advice: str,
+    doubtful_error: float = DOUBTFUL_OBSERVATION_ERROR,
 ) -> Evidence:
     """Return the mean over observations of log p(x), bias-corrected to first order, with its Monte
     Carlo standard error. Each unreliable observation adds `doubtful_error` nats to the error. The

@@ -284,7 +284,9 @@ class SampledVae(Vae):
         8), bias-corrected."""
         summaries = []
         for part in self.parts(x, self.iwae.samples):
-            summaries.append(self.log_marginals(part, self.iwae.samples, generator, is_final=True))
+            summaries.append(
+                self.log_marginals(part, self.iwae.samples, generator, is_thorough=True)
+            )
             yield None
         return weight_evidence(summaries, advice="raise evaluate.lml.samples")
 
@@ -295,19 +297,19 @@ class SampledVae(Vae):
         return weight_evidence(summaries, advice="raise train.lml_samples")
 
     def log_marginals(
-        self, x: Tensor, samples: int, generator: torch.Generator, *, is_final: bool = False
+        self, x: Tensor, samples: int, generator: torch.Generator, *, is_thorough: bool = False
     ) -> WeightSummary:
         """Return log p(x) of each observation."""
-        proposal = self.evidence_proposal(x, samples, generator, is_final=is_final)
+        proposal = self.evidence_proposal(x, samples, generator, is_thorough=is_thorough)
         return self._sampler(x, None, generator).summary(proposal, samples)
 
     def evidence_proposal(
-        self, x: Tensor, samples: int, generator: torch.Generator, *, is_final: bool
+        self, x: Tensor, samples: int, generator: torch.Generator, *, is_thorough: bool
     ) -> Proposal:
         """Fit a proposal for log p(x). A final LML gets MORE_STARTS for every observation, because
         its weights do not show a mode that no start has found."""
         pilot = min(samples, MAX_PILOT_DRAWS) // PILOT_SHARE
-        plan = Plan(self.iwae.steps, EVIDENCE_PILOTS * (pilot,), is_thorough=is_final)
+        plan = Plan(self.iwae.steps, EVIDENCE_PILOTS * (pilot,), is_thorough=is_thorough)
         return self.proposal(x, None, plan, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def drawn(masks: Masks, seed: int = 0, max_masks: int = 1000, dim: int = DIM) ->
     parts: dict[int, list[Tensor]] = {}
     for batch in draw_masks(masks, dim, torch.Generator().manual_seed(seed), max_masks):
         assert len(batch.masks) <= max_masks
-        sizes, counts = zip(*batch.runs, strict=True)
+        sizes, counts = zip(*batch.size_counts, strict=True)
         for size, masked in zip(sizes, torch.split(batch.masks, list(counts)), strict=True):
             parts.setdefault(size, []).append(masked)
     return {size: torch.cat(part) for size, part in parts.items()}

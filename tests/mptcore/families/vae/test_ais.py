@@ -144,7 +144,7 @@ def test_annealing_brackets_the_lml() -> None:
     x, z = simulated(model, 40)
     truths = density_of(model).log_prob(x)
     for proposal in (
-        model.evidence_proposal(x, 100, torch.Generator(), is_final=True),
+        model.evidence_proposal(x, 100, torch.Generator(), is_thorough=True),
         prior_of(x),
     ):
         near = len(proposal.log_shares) > 2

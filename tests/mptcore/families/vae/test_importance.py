@@ -167,7 +167,7 @@ def test_an_lml_that_its_own_draws_alone_doubt_is_final() -> None:
 def log_weights_of(model: SampledVae, x: Tensor, samples: int, draws: torch.Generator) -> Tensor:
     """Return log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples,
     N)."""
-    proposal = model.evidence_proposal(x, samples, draws, is_final=False)
+    proposal = model.evidence_proposal(x, samples, draws, is_thorough=False)
     fit = Fit(model.decoder, model.likelihood, x, torch.ones_like(x), shared_mask=True)
     return Sampler(fit, model.rows(1), draws).draw(proposal, samples)[1]
 

@@ -92,7 +92,7 @@ def test_a_proposal_has_the_density_it_draws_from() -> None:
     """Its mean weight against a normal that it covers is one; adapted, too."""
     case = case_of("tanh Gaussian, D = 16, K = 2")
     draws = torch.Generator().manual_seed(1)
-    found = case.vae.evidence_proposal(case.x, 100, draws, is_final=True)
+    found = case.vae.evidence_proposal(case.x, 100, draws, is_thorough=True)
     for proposal in (found, prior_of(case.x)):
         z = proposal.draw(20_000, draws)
         weights = (-z.square().sum(-1) / 2 - math.log(2 * math.pi) - proposal.log_prob(z)).exp()
@@ -288,17 +288,17 @@ def test_a_final_lml_misses_no_mode() -> None:
         x = vae.likelihood.sample(vae.decoder(z), draws)
     truth = log_marginals_by_quadrature(vae, x, 1501)
     lost = {}
-    for is_final in (False, True):
+    for is_thorough in (False, True):
         gaps = torch.stack(
             [
                 vae.log_marginals(
-                    x, 200, torch.Generator().manual_seed(seed), is_final=is_final
+                    x, 200, torch.Generator().manual_seed(seed), is_thorough=is_thorough
                 ).debiased
                 - truth
                 for seed in range(10)
             ]
         )
-        lost[is_final] = int((gaps < -1).sum())
+        lost[is_thorough] = int((gaps < -1).sum())
     assert lost[False] > 0
     assert lost[True] == 0
     evidence = result_of(vae.evidence(x, torch.Generator().manual_seed(1)))
