@@ -160,13 +160,11 @@ class Evaluation:
         sample = yield from sampler.sample(target)
         sizes, width = sampler.sizes, sampler.width
         values = with_difference(torch.cat(sampler.scores, 2))  # (models + difference, R, masks)
-        curve = [
-            [
-                with_doubt_of(estimate, scores[:, sample.strata == stratum])
-                for estimate, scores in zip(estimates, values, strict=True)
-            ]
-            for stratum, estimates in enumerate(sample.estimates())
-        ]
+        curve = sample.estimates()
+        if any(model.is_sampled for model in models):
+            for stratum, estimates in enumerate(curve):
+                chosen = values[:, :, sample.strata == stratum]
+                curve[stratum] = [*map(with_doubt_of, estimates, chosen)]
         for size, estimates in zip(sizes, curve, strict=True):
             yield from self._points(size, estimates)
         sums = zip(sample.total_estimates(), zip(*curve, strict=True), strict=True)

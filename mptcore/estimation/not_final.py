@@ -30,11 +30,12 @@ def judged(
     """Return an estimate with the error that unreliable weights may cause, and with the reason not
     to quote it, if there is one. It is `factor` times the scores of these sizes, of one model or
     the difference of two."""
-    estimate = replace(estimate.widened(estimate.doubt), doubt=0.0)
+    if estimate.doubt:
+        estimate = replace(estimate.widened(estimate.doubt), doubt=0.0)
     reason = _sampling_reason(estimate, models)
     if reason is None:
         reason = _quadrature_reason(estimate, models, sizes, factor)
-    return replace(estimate, not_final_reason=reason)
+    return estimate if reason is None else replace(estimate, not_final_reason=reason)
 
 
 def _sampling_reason(estimate: Estimate, models: Sequence[Model]) -> str | None:

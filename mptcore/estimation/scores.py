@@ -176,15 +176,15 @@ def size_estimates(
         estimates = _enumerated(scores)
     else:
         estimates = _drawn(scores[0], masks, kurtoses)
+    if len(scores) < SAMPLED_ROWS:
+        return estimates
     of_sizes = zip(estimates, scores.unbind(1), strict=True)
     return [with_doubt_of(estimate, of_size) for estimate, of_size in of_sizes]
 
 
 def with_doubt_of(estimate: Estimate, scores: Tensor) -> Estimate:
-    """Return an estimate with the mean bias and the doubtful share of the scores (R, P) on which it
-    rests."""
-    if len(scores) < SAMPLED_ROWS:
-        return estimate
+    """Return an estimate with the mean bias and the doubtful share of the sampled scores (4, P) on
+    which it rests."""
     bias, share = scores[1:3].mean(1).tolist()
     return replace(estimate, bias=bias, doubtful=share, doubt=DOUBTFUL_ERROR * share)
 
