@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
@@ -17,7 +17,10 @@ def prefetch(
     """Yield each item with what is drawn for it, in order. If torch uses several threads, another
     thread draws for the next item while the caller uses the current one: random numbers are drawn
     one by one."""
-    if torch.get_num_threads() == 1:
+    remaining = iter(items)
+    first_two = list(islice(remaining, 2))
+    items = chain(first_two, remaining)
+    if len(first_two) < 2 or torch.get_num_threads() == 1:  # a thread costs more than it gains
         yield from ((item, draw(item)) for item in items)
         return
     with ThreadPoolExecutor(1) as pool:

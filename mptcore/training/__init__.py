@@ -1,1 +1,1 @@
-"""The training loop and the parts that all trainers share."""
+"""Training of any family: `train` in `loop.py` calls a trainer's `advance`, epoch by epoch."""

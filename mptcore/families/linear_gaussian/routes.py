@@ -1,7 +1,9 @@
 """Choose how a linear Gaussian is computed: the only place that knows all solvers.
 
-A solver then takes compiled loops if they fit (`fits_kernel`), else torch. `moment_of` in
-`moments.py` tells whether the data have a low rank.
+A solver then takes compiled loops if they fit (`fits_factored`, `fits_dense` in
+`kernel_tables.py`), else torch. `moment_of` in `moments.py` tells whether the data have a low rank.
+A training asks `solver_of_step` for each step, and goes over to residuals for good in `trainer.py`
+(`_choose_route`).
 """
 
 import torch
