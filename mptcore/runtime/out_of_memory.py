@@ -64,24 +64,20 @@ def halve_on_oom(
     remaining, max_size = torch.arange(len(work)), len(work)
     while len(remaining):
         part = work if max_size == len(work) else work[remaining[:max_size]]
-        computed = _if_it_fits(compute, part)
-        if computed is None:
+        try:
+            computed = compute(part)
+        except (MemoryError, RuntimeError) as error:
+            if len(part) < 2 or not is_out_of_memory(error):
+                raise
+            computed = None
+        if computed is None:  # here the error is gone, which keeps the computed tensors alive
+            _note_shortage()
             too_large(part)
             max_size = -(-len(part) // 2)
         else:
             results.append(computed)
             remaining = remaining[max_size:]
     return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
-
-
-def _if_it_fits(compute: Callable[[WorkT], Tensor], part: WorkT) -> Tensor | None:
-    try:
-        return compute(part)
-    except (MemoryError, RuntimeError) as error:
-        if len(part) < 2 or not is_out_of_memory(error):
-            raise
-    _note_shortage()  # after the error is gone, because it keeps the computed tensors alive
-    return None
 
 
 def split_on_oom(
