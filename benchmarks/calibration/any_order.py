@@ -22,6 +22,15 @@ FRAME = 2
 """A token before and one after each sequence, which are never masked."""
 
 
+def repeated(tokens: Tensor, sizes: Tensor) -> Corpus:
+    """Return a corpus whose sequence i is token i, `sizes[i]` times."""
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), (sizes + FRAME).cumsum(0)])
+    ids = tokens.repeat_interleave(sizes + FRAME)
+    maskable = torch.ones(len(ids), dtype=torch.bool)
+    maskable[offsets[:-1]] = maskable[offsets[1:] - 1] = False
+    return Corpus(ids, torch.zeros_like(ids), maskable, offsets)
+
+
 @dataclass(frozen=True)
 class Toy:
     """Sequences of one token, 3 to 5 times or as given, under randomly drawn conditionals. Their
@@ -34,16 +43,12 @@ class Toy:
     def of(cls, sequences: int, shortest: int = 3, longest: int = LONGEST) -> "Toy":
         generator = torch.Generator().manual_seed(sequences)
         sizes = torch.randint(shortest, longest + 1, (sequences,), generator=generator)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.long), (sizes + FRAME).cumsum(0)])
-        kinds = torch.randint(VOCABULARY, (sequences,), generator=generator)
-        ids = kinds.repeat_interleave(sizes + FRAME)
-        maskable = torch.ones(len(ids), dtype=torch.bool)
-        maskable[offsets[:-1]] = maskable[offsets[1:] - 1] = False
+        tokens = torch.randint(VOCABULARY, (sequences,), generator=generator)
         places = longest + FRAME
         shape = (VOCABULARY, places, 2**places)
         scales = torch.linspace(0.2, 2, VOCABULARY, dtype=torch.float64)[:, None, None]
         table = scales * torch.randn(shape, generator=generator, dtype=torch.float64) - 3
-        return cls(Corpus(ids, torch.zeros_like(ids), maskable, offsets), table)
+        return cls(repeated(tokens, sizes), table)
 
     @property
     def masker(self) -> Masker:

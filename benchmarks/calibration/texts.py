@@ -4,12 +4,14 @@ the differences and means of texts that share their masks."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from benchmarks.calibration.any_order import Calibration, Toy
+from benchmarks.calibration.any_order import VOCABULARY, Calibration, Toy, repeated
+from mptcore.families.masked_lm.estimates import population_mean
 from mptcore.families.masked_lm.masks import MaskedBatch
 from mptcore.families.masked_lm.network import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
@@ -20,6 +22,10 @@ from mptcore.runtime.state import RunState
 TEXTS = 1000
 SEEDS = 1000
 """Number of means over texts."""
+POPULATION_TEXTS, POPULATION_SEEDS = 40, 500
+POPULATION_OWN = 3.0
+"""Part of the log-probabilities of a text that is its own: the choice of texts matters as much as
+the masks."""
 SHORTEST, LONGEST = 8, 10
 TARGETS = (2.0, 0.5)
 NOISY_TEXTS = 5000
@@ -205,6 +211,30 @@ def means_calibration(
     return Means(Calibration(what, torch.tensor(z)), squares / independent)
 
 
+def population_calibration(
+    target: float, seeds: int = POPULATION_SEEDS, texts: int = POPULATION_TEXTS
+) -> Means:
+    """Return z of the mean over the population, of which other texts are drawn for each seed. All
+    of them share their masks."""
+    toy = Toy.of(VOCABULARY, LONGEST, LONGEST)
+    toy = replace(toy, table=toy.table[4] + POPULATION_OWN * toy.table)
+    each = repeated(torch.arange(VOCABULARY), torch.full((VOCABULARY,), LONGEST))
+    population = truth(replace(toy, corpus=each)).mean().item()
+    generator, sizes = torch.Generator().manual_seed(texts), torch.full((texts,), LONGEST)
+    z, squares, independent = [], 0.0, 0.0
+    for seed in range(seeds):
+        tokens = torch.randint(VOCABULARY, (texts,), generator=generator)
+        sample = replace(toy, corpus=repeated(tokens, sizes))
+        found = measured(sample, target, seed, [range(texts)])
+        estimate = population_mean(found.value, found.std_err, found.variances)
+        assert estimate.std_err is not None
+        z.append((estimate.mean - population) / estimate.std_err)
+        squares += estimate.std_err**2
+        independent += found.value.var().item() / texts
+    what = f"mean over the population from {texts} texts, target {target}"
+    return Means(Calibration(what, torch.tensor(z)), squares / independent)
+
+
 def noise_calibration(texts: int, needed: int) -> tuple[Calibration, CumulativeScores]:
     """Return z over texts of equal length whose scores are noise, for the target that `needed`
     masks reach, if nothing of the noise is predicted."""
@@ -243,8 +273,7 @@ def main() -> None:
         what = f"{one.what}, {given.narrower:.2f} of its variance"
         ends = f"{pairs.decided} of {pairs.pairs} | {pairs.wrong} |"
         print(f"| {what} | {mean} | {sd} | | {masks} | {ends}")
-    for target in TARGETS:
-        given_means = means_calibration(target)
+    for given_means in chain(map(means_calibration, TARGETS), map(population_calibration, TARGETS)):
         one = given_means.means
         mean, sd = f"{one.mean:+.2f} ± {one.mean_error:.2f}", f"{one.sd:.2f} ± {one.sd_error:.2f}"
         what = f"{one.what}, {given_means.wider:.2f} of the variance without covariances"
