@@ -179,6 +179,9 @@ class Experiment(Owned, Base):
     lost: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
     lease_expires_at: Mapped[float | None]
+    gives_way_to: Mapped[str | None] = mapped_column(String(32))
+    """Experiment for which its run has to give way (`queue/giving_way.py`). A claim sets it to
+    null."""
 
     created_at: Mapped[float] = mapped_column(default=now())
     started_at: Mapped[float | None]

@@ -70,6 +70,8 @@ class Drain(Base):
 
     host: Mapped[str] = mapped_column(String(200), primary_key=True)
     since: Mapped[float] = mapped_column(default=now())
+    starts_at: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    """From this time on its workers start no run."""
     hand_back_at: Mapped[float]
     """From this time on its workers hand back their runs."""
     until: Mapped[float | None]
