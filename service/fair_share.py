@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 GIB = 2**30
+HOUR_S = timedelta(hours=1).total_seconds()
 WEEK_S = timedelta(days=7).total_seconds()
 
 
@@ -25,6 +26,9 @@ class FairShare(BaseModel):
     spare_slots: int = Field(default=1, ge=0)
     """Workers of each kind that one user's runs leave free for other users. It has no effect if
     only one user may submit, or if there are no more workers than this."""
+    slice_s: float = Field(default=4 * HOUR_S, ge=0)
+    """Time after which a run gives way to a waiting one whose owner has less usage for their
+    shares. It saves a checkpoint and continues when it is its turn again. 0: never."""
     max_submitted: int = Field(default=5000, ge=1)
     """Default maximum of a user's experiments that have not ended (Slurm's MaxSubmitJobs)."""
     max_bytes: Annotated[

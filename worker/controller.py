@@ -23,7 +23,7 @@ from service.db.notices import Notices
 from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import claims, clock, holds, lease, ledger, sizes
+from service.queue import claims, clock, giving_way, holds, lease, ledger, sizes
 from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
 from service.queue.rooms import places
@@ -104,6 +104,7 @@ class Controller:
             if time.monotonic() >= self._fold_due:
                 self._take(self._fold)
                 self._take(self._measure)
+                self._take(self._ask_to_give_way)
                 # Memory was freed or a drain is over: no notice tells it. Or a row was locked.
                 self._is_something_new = self._sweeps_may_have_room = True
 
@@ -169,6 +170,16 @@ class Controller:
         with self._step() as session:
             if sizes.measure(session):
                 self._fold_due = time.monotonic()  # more are waiting
+
+    def _ask_to_give_way(self) -> None:
+        """Ask runs that have had their slice to give way to others, or ask them no more."""
+        with self.database.snapshot() as session:
+            all_places = places(session, self.settings.worker_silent_s)
+            chosen = giving_way.choose_all(session, self.settings.share, all_places)
+            if chosen == giving_way.asked(session):
+                return
+        with self._step() as session:
+            giving_way.ask(session, chosen)
 
     @contextmanager
     def _step(self) -> Iterator[Session]:

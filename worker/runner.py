@@ -68,6 +68,10 @@ class Runner:
         """Ask the runner to save a checkpoint and to end."""
         self._send({"stop": "checkpoint"})
 
+    def withdraw_stop(self) -> None:
+        """Let a runner that was asked to stop go on, unless it has saved already."""
+        self._send({"stop": "withdrawn"})
+
     def acknowledge_checkpoint(self, file: str) -> None:
         """Report that this checkpoint is in the database."""
         self._send({"checkpoint": file})

@@ -21,7 +21,7 @@ from service.experiments.inputs import Inputs
 from service.experiments.models import Queue
 from service.experiments.references import input_files
 from service.queue import lease, rooms
-from service.queue.lease import Claim, FailureCause, LeaseLost, heartbeat
+from service.queue.lease import Claim, FailureCause, LeaseLost, Requested, heartbeat
 from service.queue.states import is_terminal
 from service.records.compaction import ALL, MANY_AT_END, compact
 from service.records.recording import Batch, record
@@ -82,7 +82,9 @@ class Supervision:
         self.claim = claim
         self.runner = runner
         self.failure: FailureCause | None = None
-        self.desired = DesiredState.RUN
+        self.requested = Requested(DesiredState.RUN, gives_way=False)
+        self._gives_way = False
+        """True while the runner is asked to stop at its next chance."""
         self._batch = Batch()
         self._stored_batches = 0
         self._merges_up_to = 0
@@ -248,7 +250,7 @@ class Supervision:
         batch = self._batch
         try:
             with self.database.transaction() as session:
-                self.desired = record(session, self.claim, batch, self.settings.lease_s)
+                self.requested = record(session, self.claim, batch, self.settings.lease_s)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
@@ -312,7 +314,7 @@ class Supervision:
         self._notice_full_disk()
         if self._decided is not None:
             pass  # it is ending already
-        elif self.desired == DesiredState.CANCEL:
+        elif self.requested.desired == DesiredState.CANCEL:
             self._decide(Status.CANCELLED)
             self.runner.signal(signal.SIGTERM)
             self._kill_after(self.settings.kill_grace_s)
@@ -322,9 +324,16 @@ class Supervision:
         elif (failure := self._over_limit()) is not None:
             self._decide(Status.FAILED, failure)
             self._kill_after(0)
-        elif (stopping or self.desired == DesiredState.PAUSE) and self._kill_at is None:
-            self.runner.request_stop()
-            self._kill_after(self.settings.kill_grace_s)
+        elif stopping or self.requested.desired == DesiredState.PAUSE:
+            if self._kill_at is None:
+                self.runner.request_stop()
+                self._kill_after(self.settings.kill_grace_s)
+        elif self._kill_at is None and self.requested.gives_way != self._gives_way:
+            self._gives_way = self.requested.gives_way
+            if self._gives_way:  # without a deadline: nothing that is computed may be lost
+                self.runner.request_stop()
+            else:
+                self.runner.withdraw_stop()
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self.runner.signal(signal.SIGKILL)
             if time.monotonic() >= self._kill_at + UNHEARD_S:
@@ -376,6 +385,8 @@ class Supervision:
         status = self.runner.kill()
         if status == COMPLETE:
             return self._outcome_of_complete_run()
+        if status == STOPPED and self._gives_way and self._kill_at is None:
+            return self._give_way()
         if status == STOPPED:
             return self._release()
         if self.failure is not None and self.failure.kind == NO_GPU:
@@ -474,6 +485,9 @@ class Supervision:
         return Outcome(
             status, lambda session: lease.finish(session, self.claim, status, failure, self._peak)
         )
+
+    def _give_way(self) -> Outcome:
+        return Outcome("gave way", lambda session: lease.give_way(session, self.claim, self._peak))
 
     def _release(self) -> Outcome:
         return Outcome("unfinished", lambda session: lease.release(session, self.claim, self._peak))

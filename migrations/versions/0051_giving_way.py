@@ -11,9 +11,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("experiments", sa.Column("gives_way_to", sa.String(32)))
-    op.add_column(
-        "drains", sa.Column("starts_at", sa.Double(), nullable=False, server_default="0")
-    )
+    op.add_column("drains", sa.Column("starts_at", sa.Double(), nullable=False, server_default="0"))
 
 
 def downgrade() -> None:

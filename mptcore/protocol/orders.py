@@ -59,8 +59,8 @@ class Order(Spec):
 
     checkpoint: str | None = None
     """File of a checkpoint that is stored."""
-    stop: Literal["checkpoint"] | None = None
-    """Request to save a checkpoint and stop."""
+    stop: Literal["checkpoint", "withdrawn"] | None = None
+    """Request to save a checkpoint and stop, or to go on after all."""
 
 
 @dataclass(frozen=True)

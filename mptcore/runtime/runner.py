@@ -79,7 +79,7 @@ class SpecRunner:
         if order.checkpoint is not None and order.checkpoint == self._unacknowledged:
             self._unacknowledged = None
         if order.stop is not None:
-            self.stop_requested = True
+            self.stop_requested = order.stop == "checkpoint"
 
     def run(self) -> int:
         """Run and return the exit status. Failures that a user can fix end with a failure

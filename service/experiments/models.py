@@ -213,6 +213,8 @@ class Wait(Base):
 
 LOST = "lost"
 """Outcome of an attempt whose worker was lost, and kind of the failure after too many of these."""
+GAVE_WAY = "gave_way"
+"""Outcome of an attempt that gave way to another experiment."""
 TELLING_BYTES = 64 * 2**20
 """Minimum estimate of memory that is compared with the measured peak. Below it torch itself
 dominates the peak."""
@@ -247,7 +249,7 @@ class Attempt(Base):
     """Peak memory: main memory on a CPU, GPU memory on a GPU."""
     outcome: Mapped[str | None] = mapped_column(String(16))
     """Null while it lasts. Then the first of these that applies: the failure's kind, `lost`, what
-    its machine lacked (`disk_full`, `memory`), the next status of the experiment."""
+    its machine lacked (`disk_full`, `memory`), `gave_way`, the next status of the experiment."""
     environment: Mapped[dict[str, Any] | None] = mapped_column(
         JSON(none_as_null=True), deferred=True
     )

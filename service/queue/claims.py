@@ -78,6 +78,11 @@ class Candidate:
     priority: int
     memory_bytes: int
 
+    @property
+    def has_one_place(self) -> bool:
+        """True if one more run may start, also on a GPU worker."""
+        return self.places_left == 1 and self.has_gpu_hours
+
     def may_begin(self, queue: Queue) -> bool:
         """Return whether another run of this user may start on such a worker."""
         has_slot = self.places_left > 0 and self.runs[queue] < self.max_slots[queue]
@@ -155,18 +160,13 @@ def choose(
     first = _FIRST[queue].with_for_update(skip_locked=True) if lock else _FIRST[queue]
     is_next = True
     numbers = len(workers), len(gpus)
-    for user in _candidates(session, queue, families, fair_share, *numbers):
+    for user in candidates(session, queue, families, fair_share, *numbers):
         given: dict[str, Any] = {"owner_id": user.id, "room": int(room), "families": [*families]}
         is_left_to_gpu = False
         if queue == Queue.CPU:
-            if (
-                user.places_left == 1
-                and user.has_gpu_hours
-                and _gpu_run_is_first(session, user, gpus)
-            ):
+            if user.has_one_place and gpu_run_is_first(session, user, gpus):
                 continue
-            idle = [place.room for place in gpus if place.is_idle and user.may_begin(Queue.GPU)]
-            given["gpu_room"] = int(min(max(idle, default=-1), MAX_BYTES))
+            given["gpu_room"] = idle_gpu_room(user, gpus)
             is_left_to_gpu = user.device == "auto" and user.memory_bytes <= given["gpu_room"]
         if is_next and not is_left_to_gpu and here is not None:
             if _is_kept(here, workers, user.memory_bytes):
@@ -180,8 +180,8 @@ def choose(
 
 def max_slots(fair_share: FairShare, workers: int, submitters: int) -> float:
     """Return how many of these workers of one kind the runs of one user may use: all except some
-    spare ones, which are reserved for other users. Runs are never interrupted, so without spare
-    workers the first user could keep all of them for the maximum length of a run."""
+    spare ones, which are reserved for other users: their first run starts at once. Without spare
+    workers it would wait until a run has had its slice."""
     alone = submitters < 2
     if alone or workers <= fair_share.spare_slots:
         return math.inf
@@ -192,7 +192,7 @@ FEW = 32
 ALL = 2**31
 
 
-def _candidates(
+def candidates(
     session: Session,
     queue: Queue,
     families: Collection[str],
@@ -201,9 +201,8 @@ def _candidates(
     gpu_workers: int,
 ) -> Iterator[Candidate]:
     """Return the users who may begin a run of these families on a worker of this queue, the next in
-    turn first. A
-    claim nearly always takes one of the first, and the time of the query grows with the number of
-    users that it returns, so it returns the others only if they are needed."""
+    turn first. A claim nearly always takes one of the first, and the time of the query grows with
+    the number of users that it returns, so it returns the others only if they are needed."""
     clock: float = session.execute(select(now())).scalar_one()
     half_life_s, hours = fair_share.half_life_s, None
     times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
@@ -284,7 +283,13 @@ def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
     return kept is not None and kept.id in here.memory_ids
 
 
-def _gpu_run_is_first(session: Session, user: Candidate, gpus: Sequence[Place]) -> bool:
+def idle_gpu_room(user: Candidate, gpus: Sequence[Place]) -> int:
+    """Return the room of the idle GPU with the most, if the user's run may start on it; else -1."""
+    idle = [place.room for place in gpus if place.is_idle and user.may_begin(Queue.GPU)]
+    return int(min(max(idle, default=-1), MAX_BYTES))
+
+
+def gpu_run_is_first(session: Session, user: Candidate, gpus: Sequence[Place]) -> bool:
     """Return whether a CPU run would use the last place under the user's limit although a GPU run
     of this user comes before it, which a GPU has the memory for."""
     families = {family for place in gpus for family in place.families}
@@ -307,13 +312,13 @@ def _charge(session: Session, user: Candidate, slot_s: float) -> None:
 
 
 SUBMITTING = [role for role, scopes in ROLE_SCOPES.items() if Scope.SUBMIT in scopes]
-_OF_FAMILIES = " AND family IN :families"
-_FAMILIES: BindParameter[str] = bindparam("families", type_=String, expanding=True)
+OF_FAMILIES = " AND family IN :families"
+FAMILIES: BindParameter[str] = bindparam("families", type_=String, expanding=True)
 _STARTABLE = {
     queue: text(
         "SELECT count(*) FROM"
-        f" (SELECT 1 FROM experiments WHERE {startable}{_OF_FAMILIES} LIMIT :at_most) AS startable"
-    ).bindparams(_FAMILIES)
+        f" (SELECT 1 FROM experiments WHERE {startable}{OF_FAMILIES} LIMIT :at_most) AS startable"
+    ).bindparams(FAMILIES)
     for queue, startable in STARTABLE.items()
 }
 # PostgreSQL refuses a power that is too small for a float, so old usage counts as none.
@@ -339,7 +344,7 @@ _CANDIDATES = {
             LIMIT {ALL}
         ) AS users
         JOIN experiments AS first ON first.id = (
-            SELECT id FROM experiments WHERE owner_id = users.id AND {startable}{_OF_FAMILIES}
+            SELECT id FROM experiments WHERE owner_id = users.id AND {startable}{OF_FAMILIES}
             ORDER BY priority DESC, id LIMIT 1
         )
         LEFT JOIN (
@@ -351,7 +356,7 @@ _CANDIDATES = {
         LIMIT :at_most
     """).bindparams(
         bindparam("roles", expanding=True),
-        _FAMILIES,
+        FAMILIES,
         *(bindparam(name, type_=Float) for name in ("clock", "half_life_s", "oldest")),
     )
     for queue, startable in STARTABLE.items()
@@ -366,7 +371,7 @@ _FIRST: dict[Queue, Select[str]] = {
     .select_from(text("experiments"))
     .where(
         text("owner_id = :owner_id"),
-        text(STARTABLE[queue] + _OF_FAMILIES).bindparams(_FAMILIES),
+        text(STARTABLE[queue] + OF_FAMILIES).bindparams(FAMILIES),
         text(_HAS_ROOM[queue]),
     )
     .order_by(text("priority DESC"), text("id"))
@@ -375,9 +380,9 @@ _FIRST: dict[Queue, Select[str]] = {
 }
 _FIRST_CUDA = text(
     "SELECT id, priority, coalesce(memory_bytes, 0) AS memory_bytes FROM experiments"
-    f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}{_OF_FAMILIES}"
+    f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}{OF_FAMILIES}"
     " AND device = 'cuda' ORDER BY priority DESC, id LIMIT 1"
-).bindparams(_FAMILIES)
+).bindparams(FAMILIES)
 _TAKE = (
     update(Experiment)
     .where(Experiment.id == bindparam("chosen"))
@@ -401,6 +406,7 @@ _TAKE = (
         progress_stage=None,
         progress_at=None,
         progress_eta_s=None,
+        gives_way_to=None,
     )
     .returning(
         Experiment.id,

@@ -85,9 +85,11 @@ def forecasts(session: Session) -> dict[Queue, Forecast]:
     rows = session.execute(_RUNNING).all()
     by_queue = {}
     for queue in Queue:
-        mean_s = _mean_s(session, queue)
+        mean_s = mean_length_s(session, queue)
         running = [
-            Running(row.owner_id, _end(row, mean_s, clock)) for row in rows if row.queue == queue
+            Running(row.owner_id, expected_end(row, mean_s, clock))
+            for row in rows
+            if row.queue == queue
         ]
         by_queue[queue] = Forecast(clock, mean_s, running)
     return by_queue
@@ -98,11 +100,11 @@ def ends_of(
 ) -> list[float | None]:
     """Return the expected end of each running experiment of a sweep; None if unknown."""
     running = session.execute(_RUNNING.where(Experiment.sweep_id == sweep_id))
-    return [_end(row, by_queue[Queue(row.queue)].mean_s, by_queue[Queue(row.queue)].clock)
+    return [expected_end(row, by_queue[Queue(row.queue)].mean_s, by_queue[Queue(row.queue)].clock)
             for row in running]  # fmt: skip
 
 
-def _mean_s(session: Session, queue: Queue) -> float | None:
+def mean_length_s(session: Session, queue: Queue) -> float | None:
     lately = (
         select((Attempt.ended_at - Attempt.started_at).label("length_s"))
         .where(Attempt.queue == queue, Attempt.ended_at.is_not(None))
@@ -116,7 +118,7 @@ def _mean_s(session: Session, queue: Queue) -> float | None:
     return float(mean_s) if count >= MIN_ENDED else None
 
 
-def _end(run: Any, mean_s: float | None, clock: float) -> float | None:
+def expected_end(run: Any, mean_s: float | None, clock: float) -> float | None:
     """Return the expected end of a run from its ETA or its progress. The progress of a resumed run
     is not used, because it includes earlier attempts."""
     if run.progress_eta_s is not None:

@@ -17,10 +17,12 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from service.accounts.models import User
 from service.db.engine import now
 from service.experiments.models import (
+    GAVE_WAY,
     LOST,
     Artifact,
     Attempt,
@@ -34,7 +36,7 @@ from service.experiments.models import (
 )
 from service.queue import ledger
 from service.queue.states import is_terminal, note_status
-from service.vocabulary import TERMINAL, DesiredState, Status
+from service.vocabulary import TERMINAL, DesiredState, Status, Visibility
 
 
 class LeaseLost(Exception):
@@ -109,18 +111,28 @@ def _owned(claim: Claim) -> Update:
     )
 
 
-def heartbeat(session: Session, claim: Claim, lease_s: float, **columns: object) -> DesiredState:
-    """Check the fence, renew the lease and read the state that the owner requests in one statement.
-    It must be the first in every transaction of a run. Other columns may be set with it. Raises
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Requests to a current run."""
+
+    desired: DesiredState
+    """By its owner."""
+    gives_way: bool
+    """True if it has to give way to another experiment."""
+
+
+def heartbeat(session: Session, claim: Claim, lease_s: float, **columns: object) -> Requested:
+    """Check the fence, renew the lease and read what is requested of the run in one statement. It
+    must be the first in every transaction of a run. Other columns may be set with it. Raises
     LeaseLost."""
-    desired = session.execute(
+    row = session.execute(
         _owned(claim)
         .values(lease_expires_at=now() + lease_s, **columns)
-        .returning(Experiment.desired_state)
-    ).scalar_one_or_none()
-    if desired is None:
+        .returning(Experiment.desired_state, Experiment.gives_way_to)
+    ).one_or_none()
+    if row is None:
         raise _lease_lost(claim)
-    return DesiredState(desired)
+    return Requested(DesiredState(row.desired_state), row.gives_way_to is not None)
 
 
 def _lease_lost(claim: Claim) -> LeaseLost:
@@ -160,11 +172,38 @@ def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> St
     """End the attempt before the experiment is finished, at the request of its owner or worker. The
     experiment becomes paused or cancelled if that is requested, else queued. It is not counted as
     lost. Raises LeaseLost."""
-    desired = heartbeat(session, claim, lease_s=0)
-    status = UNFINISHED[desired]
+    status = UNFINISHED[heartbeat(session, claim, lease_s=0).desired]
     columns = {"finished_at": now()} if status == Status.CANCELLED else {}
     _end(session, claim, status, status, peak_bytes, columns)
     return status
+
+
+def give_way(session: Session, claim: Claim, peak_bytes: int | None = None) -> Status:
+    """End the attempt to make room for the experiment that it was asked to give way to. The
+    experiment is queued again and is not counted as lost. A request of its owner to pause or cancel
+    it comes first. Raises LeaseLost."""
+    if heartbeat(session, claim, lease_s=0).desired != DesiredState.RUN:
+        return release(session, claim, peak_bytes)
+    details = {"reason": GAVE_WAY, "message": _why_it_gave_way(session, claim)}
+    _end(session, claim, Status.QUEUED, GAVE_WAY, peak_bytes, {}, **details)
+    return Status.QUEUED
+
+
+def _why_it_gave_way(session: Session, claim: Claim) -> str:
+    """Return a sentence for everyone who may read the experiment, so it has the name of the other
+    one only if everyone in the lab may read that."""
+    other = aliased(Experiment)
+    lasted_s, name, visibility, owner = session.execute(
+        select(now() - Attempt.started_at, other.name, other.visibility, User.name)
+        .join(Experiment, Experiment.id == Attempt.experiment_id)
+        .outerjoin(other, other.id == Experiment.gives_way_to)
+        .outerjoin(User, User.id == other.owner_id)
+        .where(Attempt.experiment_id == claim.experiment_id, Attempt.attempt == claim.attempt)
+    ).one()
+    hours, minutes = divmod(int(lasted_s // 60), 60)
+    which = name if visibility == Visibility.LAB and name else "run"
+    to = "another run" if owner is None else f"{owner}'s {which}"
+    return f"gave way to {to} after {hours}:{minutes:02} h; resumes when it is its turn"
 
 
 def hand_back(
@@ -179,7 +218,7 @@ def hand_back(
     is queued again, and the attempt is not counted as lost. It fails with `failure` if `max_times`
     attempts were handed back for the same reason before. A request of its owner to pause or cancel
     it comes first. Raises LeaseLost."""
-    status = UNFINISHED[heartbeat(session, claim, lease_s=0)]
+    status = UNFINISHED[heartbeat(session, claim, lease_s=0).desired]
     times = session.scalar(
         select(func.count()).where(
             Attempt.experiment_id == claim.experiment_id, Attempt.outcome == reason

@@ -6,8 +6,8 @@ a container. The same rule holds for all of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Float, bindparam, case, func, or_, select, update
@@ -39,20 +39,27 @@ class SharedMemory:
     """Memory that runs of this service use."""
     promised: int = 0
     """Memory that these runs are still expected to allocate."""
-    runs: int = 0
     of_gpu_runs: int = 0
     """Main memory that runs on GPUs use. Nothing estimates what they still expect."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """Memory that the run of each worker uses or is expected to allocate, by worker."""
 
     @property
     def room(self) -> float:
-        """Room for one more run. Main memory without a CPU run has room for any run that fits into
-        all of it but what runs on GPUs use: the system frees much of what it does not report as
-        free, and the run would wait without an end for other programs."""
+        """Room for one more run."""
+        return self.room_after(())
+
+    def room_after(self, ended: Collection[str]) -> float:
+        """Return the room for one more run after the runs of these workers have ended. Main memory
+        without a CPU run has room for any run that fits into all of it but what runs on GPUs use:
+        the system frees much of what it does not report as free, and the run would wait without an
+        end for other programs."""
         if self.free is None:
             return math.inf
-        if self.queue == Queue.CPU and not self.runs:
+        if self.queue == Queue.CPU and not self.taken.keys() - set(ended):
             return self.room_without_ours
-        return self.free - self.promised
+        freed = sum(size for worker, size in self.taken.items() if worker in ended)
+        return self.free - self.promised + freed
 
     @property
     def room_without_ours(self) -> float:
@@ -89,6 +96,8 @@ class Place:
     None: it is not drained."""
     families: frozenset[str] = frozenset()
     """Families that it can run."""
+    store_full: bool = False
+    """True if it starts no run, because the store's disk is full."""
 
     @property
     def memory_ids(self) -> list[str]:
@@ -96,7 +105,12 @@ class Place:
 
     @property
     def room(self) -> float:
-        return min(self.max_run, *(memory.room for memory in self.memories), math.inf)
+        return self.room_after(())
+
+    def room_after(self, ended: Collection[str]) -> float:
+        """Return the room for one more run after the runs of these workers have ended."""
+        rooms = (memory.room_after(ended) for memory in self.memories)
+        return min(self.max_run, *rooms, math.inf)
 
     @property
     def room_without_ours(self) -> float:
@@ -169,8 +183,9 @@ def places(session: Session, within_s: float) -> list[Place]:
         for memory in shared:
             memory.ours += ours
             if row.run_id is not None:
-                memory.runs += 1
-                memory.promised += _promised(row, memory, ours)
+                promised = _promised(row, memory, ours)
+                memory.promised += promised
+                memory.taken[row.id] = ours + promised
         if row.is_alive:
             limit = row.run_memory if row.queue == Queue.CPU else None
             max_run = math.inf if limit is None else limit
@@ -178,7 +193,7 @@ def places(session: Session, within_s: float) -> list[Place]:
             is_idle = row.run_id is None and may_start
             place = Place(
                 row.id, Queue(row.queue), shared, max_run, is_idle, row.drained_until,
-                frozenset(row.families),
+                frozenset(row.families), bool(row.store_full),
             )  # fmt: skip
             found.setdefault(row.id, place).is_idle &= is_idle
     return list(found.values())

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, aliased
 
 from service.accounts.models import User
 from service.db.engine import among, insert_new, now
-from service.experiments.models import LOST, Attempt, Device, Experiment, Held, Total
+from service.experiments.models import GAVE_WAY, LOST, Attempt, Device, Experiment, Held, Total
 from service.fair_share import FairShare
 from service.queue.models import LEAD_S, Controller
 from service.vocabulary import TERMINAL, Status
@@ -21,7 +21,7 @@ _IS_FIRST = (
     .exists()
 )
 _IS_LAST = and_(Attempt.attempt == Experiment.attempt, Experiment.status.in_(TERMINAL))
-_ENDED_IT = and_(_IS_LAST, Attempt.outcome.not_in((Status.QUEUED, Status.PAUSED)))
+_ENDED_IT = and_(_IS_LAST, Attempt.outcome.not_in((Status.QUEUED, Status.PAUSED, GAVE_WAY)))
 """Condition that the experiment ended with this attempt, not while it waited after it."""
 _WAIT_S = func.coalesce(Experiment.started_at - Experiment.created_at, 0.0)
 _RUN_S = func.coalesce(Experiment.finished_at - Experiment.started_at, 0.0)

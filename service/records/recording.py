@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
 from service.experiments.models import Artifact, Attempt, Block, Checkpoint, Event, Metric, Series
-from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
+from service.queue.lease import Claim, Requested, checkpoints, forget_records, heartbeat
 from service.records.results import MAX_ATTEMPTS
-from service.vocabulary import DesiredState
 
 BATCH_RECORDS = 20_000
 """Maximum number of records in a transaction, so that it is short compared to the lease."""
@@ -90,8 +89,9 @@ class Batch:
         return True
 
 
-def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:
-    """Store a batch. Storing it again changes nothing. Raises LeaseLost."""
+def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Requested:
+    """Store a batch, and return what is requested of the run. Storing it again changes nothing.
+    Raises LeaseLost."""
     moved = batch.last_seq or batch.restarts
     columns: dict[str, object] = {"last_seq": batch.last_seq} if moved else {}
     if batch.progress is not None:
@@ -101,7 +101,7 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
             "progress_at": now(),
             "progress_eta_s": batch.eta_s,
         }
-    desired = heartbeat(session, claim, lease_s, **columns)
+    requested = heartbeat(session, claim, lease_s, **columns)
     if batch.restarts:
         forget_records(session, claim.experiment_id)
     if batch.environment is not None:
@@ -117,7 +117,7 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
         _forget_older_checkpoints(session, experiment_id)
     logs = _log_rows(session, experiment_id, batch.logs)
     insert_new(session, Event, logs)
-    return desired
+    return requested
 
 
 def _keep_environment(session: Session, claim: Claim, environment: dict[str, Any]) -> None:

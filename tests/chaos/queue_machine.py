@@ -265,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
         try:
             for _ in range(times):
                 with self.database.transaction() as session:
-                    desired = record(session, run.claim, batch, LEASE_S)
+                    requested = record(session, run.claim, batch, LEASE_S)
                     self.clock += commit_takes_s
         except LeaseLost:
             assert not owned
@@ -273,7 +273,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert owned, "an attempt wrote that did not own its experiment"
         run.written = after
-        if desired != DesiredState.RUN:
+        if requested.desired != DesiredState.RUN:
             self._end(worker, lambda session: lease.release(session, run.claim))
 
     def _end(self, worker: int, commit: Callable[[Any], object]) -> None:

@@ -210,7 +210,7 @@ def test_a_heartbeat_renews_the_lease_and_returns_the_desired_state(database: Da
     claim = claimed(database, lease_s=1)
     change(database, claim.experiment_id, desired_state=DesiredState.PAUSE)
     with database.transaction() as session:
-        assert lease.heartbeat(session, claim, 700, last_seq=9) is DesiredState.PAUSE
+        assert lease.heartbeat(session, claim, 700, last_seq=9).desired is DesiredState.PAUSE
     assert ends_in(700, claim, database)
     assert row(database, claim.experiment_id).last_seq == 9
 

@@ -79,7 +79,7 @@ def batch(first: int, count: int) -> Batch:
 
 def write(database: Database, claimed: Claim, records: Batch) -> str:
     with database.transaction() as session:
-        return record(session, claimed, records, LEASE_S)
+        return record(session, claimed, records, LEASE_S).desired
 
 
 def stored_x(database: Database, experiment_id: str) -> list[float]:

@@ -47,7 +47,7 @@ def batch_of(*records: dict[str, Any]) -> Batch:
 
 def write(database: Database, claim: Claim, *records: dict[str, Any]) -> DesiredState:
     with database.transaction() as session:
-        return record(session, claim, batch_of(*records), 60)
+        return record(session, claim, batch_of(*records), 60).desired
 
 
 def numbers_of_points(database: Database, claim: Claim) -> list[int]:

@@ -173,7 +173,7 @@ def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
     assert answer["counts"] | {"cancelled": 4, "running": 1, "succeeded": 1} == answer["counts"]
     assert running is not None
     with database.transaction() as session:
-        assert lease.heartbeat(session, running, 60) == "cancel"
+        assert lease.heartbeat(session, running, 60).desired == "cancel"
         lease.finish(session, running, Status.CANCELLED)
     ended = admin.get(made["urls"]["self"]).json()
     assert (ended["status"], ended["terminal"]) == ("cancelled", True)

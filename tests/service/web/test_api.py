@@ -194,7 +194,7 @@ def test_cancel(api: TestClient, database: Database) -> None:
     assert api.post(f"/v1/experiments/{running}:cancel").status_code == 202
     assert api.post(f"/v1/experiments/{running}:resume").status_code == 409
     with database.transaction() as session:
-        assert lease.heartbeat(session, claim, 60) == "cancel"
+        assert lease.heartbeat(session, claim, 60).desired == "cancel"
         lease.finish(session, claim, Status.SUCCEEDED)
     late = api.post(f"/v1/experiments/{running}:cancel")
     assert late.status_code == 409

@@ -1,0 +1,358 @@
+"""Runs that give way, so that users share the slots over time.
+
+If an experiment waits only for a slot, a run that has had its slice and whose owner has more usage
+for their shares saves a checkpoint and returns to the queue. The controller decides which one every
+few seconds, and changes its mind if another slot becomes free. Every function takes a session and
+commits nothing. Times are the database's own (`now()`).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import case, exists, select, text, update
+from sqlalchemy.orm import Session, aliased
+
+from service.db.engine import now
+from service.experiments.models import GAVE_WAY, STARTABLE, Attempt, Experiment, Queue
+from service.fair_share import FairShare
+from service.queue import shares
+from service.queue.claims import (
+    FAMILIES,
+    MAX_BYTES,
+    MAX_PRIORITY,
+    OF_FAMILIES,
+    candidates,
+    count_startable,
+    gpu_run_is_first,
+    idle_gpu_room,
+)
+from service.queue.forecast import expected_end, mean_length_s
+from service.queue.rooms import Place
+from service.queue.shares import Standing
+from service.vocabulary import DesiredState, Status
+
+ENDS_SOON = 1 / 5
+"""A run that is expected to end within this part of a slice is left to end, as long as the other
+one has waited for less than a slice and this part."""
+UNDISTURBED = 1 / 4
+"""Part of a slice that a run has at least after it gave way, whatever waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A current run as a candidate to give way. Times are in seconds."""
+
+    experiment_id: str
+    worker_id: str
+    owner_id: int
+    usage: float
+    """Usage of its owner for their shares."""
+    jumps: bool
+    """True if its priority is above everyone's."""
+    lasted_s: float
+    """Time since the start of its attempt."""
+    left_s: float
+    """Expected time to its end; infinite if it is unknown."""
+    has_progressed: bool
+    """False if this attempt has computed nothing new yet: then it has nothing to save."""
+    gave_way_before: bool
+    """True if its last attempt gave way."""
+    gives_way_to: str | None
+    """Experiment that it is already asked to give way to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A user's next experiment for a queue. Times are in seconds, memory in bytes."""
+
+    experiment_id: str
+    owner_id: int
+    usage: float
+    """Usage of its owner for their shares."""
+    jumps: bool
+    family: str
+    memory_bytes: int
+    waited_s: float
+    """Time since it was submitted or its last attempt ended."""
+
+
+def ends_soon(run: Run, slice_s: float) -> bool:
+    """Return whether a run is expected to end soon."""
+    return run.left_s <= ENDS_SOON * slice_s
+
+
+def may_displace(waiting: Waiting, run: Run, slice_s: float) -> bool:
+    """Return whether a run may have to give way to a waiting experiment that can use its slot."""
+    if run.owner_id == waiting.owner_id or not run.has_progressed:
+        return False
+    if ends_soon(run, slice_s) and waiting.waited_s < (1 + ENDS_SOON) * slice_s:
+        return False
+    if waiting.jumps and not run.jumps:
+        return not run.gave_way_before or run.lasted_s >= UNDISTURBED * slice_s
+    is_before = waiting.jumps == run.jumps and waiting.usage < run.usage
+    return is_before and run.lasted_s >= slice_s
+
+
+@dataclass
+class _Plan:
+    """The runs of a queue that give way, chosen for one waiting experiment after the other."""
+
+    slice_s: float
+    places: Sequence[Place]
+    """Workers that may start a run once theirs has ended."""
+    runs: Mapping[str, Run]
+    """Current runs by worker."""
+    asked: dict[str, str] = field(default_factory=dict)
+    """The experiment that each run gives way to, by their ids."""
+    ended: set[str] = field(default_factory=set)
+    """Workers whose runs end soon or give way."""
+    spoken_for: set[str] = field(default_factory=set)
+    """Workers that start one of the experiments before."""
+    planned: dict[str, int] = field(default_factory=dict)
+    """Memory for these experiments, by memory."""
+
+    def serve(self, waiting: Waiting, *, is_next: bool) -> bool:
+        """Choose runs that make room for an experiment. Only for the next in turn does a worker
+        keep free memory, so only for it may several runs give way. Return whether it gets a
+        place."""
+        ways = [
+            (self._cost(waiting, ending), place, ending)
+            for place in self.places
+            if (ending := self._ending(waiting, place, is_next=is_next)) is not None
+        ]
+        if not ways:
+            return False
+        _, place, ending = min(ways, key=lambda way: way[0])
+        self.spoken_for |= {place.worker_id, *(run.worker_id for run in ending)}
+        self.ended |= {run.worker_id for run in ending}
+        for memory in place.memories:
+            self.planned[memory.id] = self.planned.get(memory.id, 0) + waiting.memory_bytes
+        for run in self._giving(waiting, ending):
+            self.asked[run.experiment_id] = waiting.experiment_id
+        return True
+
+    def _ending(self, waiting: Waiting, place: Place, *, is_next: bool) -> list[Run] | None:
+        """Return the runs that have to end before a worker can start an experiment; None if some
+        of them continue."""
+        if place.worker_id in self.spoken_for or waiting.family not in place.families:
+            return None
+        run = self.runs.get(place.worker_id)
+        if run is None and not place.is_idle:
+            return None
+        ending = [] if run is None else [run]
+        if any(not self._ends(one, waiting) for one in ending):
+            return None
+        while (short := self._short_memory(place, waiting.memory_bytes, ending)) is not None:
+            more = [
+                one
+                for worker, one in self.runs.items()
+                if worker in short and one not in ending and self._ends(one, waiting)
+            ]
+            if not is_next or not more:
+                return None
+            ending.append(min(more, key=lambda one: self._cost(waiting, [one])))
+        return ending
+
+    def _short_memory(
+        self, place: Place, needed: int, ending: Collection[Run]
+    ) -> Collection[str] | None:
+        """Return the workers with runs in a memory that still lacks room; None if all have it."""
+        ended = self.ended | {run.worker_id for run in ending}
+        if place.max_run < needed:
+            return ()
+        for memory in place.memories:
+            if memory.room_after(ended) - self.planned.get(memory.id, 0) < needed:
+                return memory.taken.keys() - self.ended
+        return None
+
+    def _ends(self, run: Run, waiting: Waiting) -> bool:
+        soon = ends_soon(run, self.slice_s)
+        return soon or may_displace(waiting, run, self.slice_s)
+
+    def _giving(self, waiting: Waiting, runs: Iterable[Run]) -> list[Run]:
+        return [run for run in runs if may_displace(waiting, run, self.slice_s)]
+
+    def _cost(self, waiting: Waiting, runs: Sequence[Run]) -> tuple[float, ...]:
+        """Sort key: few runs that give way, those that are asked already, those of the owners with
+        the most usage, the longest."""
+        giving = self._giving(waiting, runs)
+        return (
+            len(giving),
+            sum(run.gives_way_to is None for run in giving),
+            -sum(run.usage for run in giving),
+            -sum(run.lasted_s for run in giving),
+        )
+
+
+def plan(
+    waiting: Iterable[Waiting], runs: Sequence[Run], places: Sequence[Place], slice_s: float
+) -> dict[str, str]:
+    """Return which runs of a queue have to give way to which experiments, by their ids. `waiting`
+    has the experiments that only wait for a place, the next in turn first."""
+    usable = [place for place in places if place.drained_until is None and not place.store_full]
+    of_workers = {run.worker_id: run for run in runs}
+    chosen = _Plan(slice_s, usable, of_workers)
+    for number, one in enumerate(waiting):
+        if not chosen.serve(one, is_next=number == 0) and number == 0:
+            # The memory of these workers may be kept for it.
+            chosen.places = [p for p in usable if p.room_without_ours < one.memory_bytes]
+        if len(chosen.spoken_for) >= len(chosen.places):
+            break
+    return chosen.asked
+
+
+def choose_all(
+    session: Session, fair_share: FairShare, all_places: Sequence[Place]
+) -> dict[str, str]:
+    """Return which runs have to give way to which experiments, by their ids."""
+    if not fair_share.slice_s:
+        return {}
+    chosen: dict[str, str] = {}
+    standings: dict[int, Standing] = {}
+    for queue in (Queue.GPU, Queue.CPU):
+        places = [place for place in all_places if place.queue == queue]
+        families = frozenset[str]().union(*(place.families for place in places))
+        if not places or not count_startable(session, queue, families):
+            continue
+        if not standings:
+            standings = {one.owner_id: one for one in shares.standings(session, fair_share)}
+        runs = current_runs(session, queue, standings)
+        waiting = (
+            one
+            for one in _waiting(session, queue, families, fair_share, all_places, standings)
+            if one.experiment_id not in chosen.values()
+        )
+        chosen |= plan(waiting, runs, places, fair_share.slice_s)
+    return chosen
+
+
+def ask(session: Session, chosen: Mapping[str, str]) -> None:
+    """Ask these runs to give way, and no others. Their workers learn it with the next heartbeat."""
+    asked = select(Experiment.id, Experiment.gives_way_to).where(
+        Experiment.status == Status.RUNNING
+    )
+    for experiment_id, before in session.execute(asked.with_for_update(skip_locked=True)).all():
+        if before != chosen.get(experiment_id):
+            of_run = update(Experiment).where(Experiment.id == experiment_id)
+            session.execute(of_run.values(gives_way_to=chosen.get(experiment_id)))
+
+
+def asked(session: Session) -> dict[str, str]:
+    """Return which current runs are asked to give way, to which experiments."""
+    rows = session.execute(
+        select(Experiment.id, Experiment.gives_way_to).where(
+            Experiment.status == Status.RUNNING, Experiment.gives_way_to.is_not(None)
+        )
+    )
+    return {experiment_id: other or "" for experiment_id, other in rows}
+
+
+_BEFORE = aliased(Attempt)
+_RUNS = (
+    select(
+        Experiment.id,
+        Experiment.owner_id,
+        Experiment.worker,
+        Experiment.priority,
+        Experiment.desired_state,
+        Experiment.gives_way_to,
+        Experiment.progress_done,
+        Experiment.progress_total,
+        Experiment.progress_at,
+        Experiment.progress_eta_s,
+        Attempt.attempt,
+        Attempt.started_at,
+        case(
+            (
+                exists().where(
+                    _BEFORE.experiment_id == Attempt.experiment_id,
+                    _BEFORE.attempt == Attempt.attempt - 1,
+                    _BEFORE.outcome == GAVE_WAY,
+                ),
+                1,
+            ),
+            else_=0,
+        ).label("gave_way_before"),
+    )
+    .join(
+        Attempt,
+        (Attempt.experiment_id == Experiment.id) & (Attempt.attempt == Experiment.attempt),
+    )
+    .where(Experiment.status == Status.RUNNING)
+)
+
+
+def current_runs(session: Session, queue: Queue, standings: Mapping[int, Standing]) -> list[Run]:
+    """Return the current runs on workers of a queue."""
+    clock: float = session.execute(select(now())).scalar_one()
+    mean_s = mean_length_s(session, queue)
+    runs = []
+    for row in session.execute(_RUNS.where(Experiment.queue == queue)):
+        owner = standings[row.owner_id]
+        end = expected_end(row, mean_s, clock)
+        left_s = math.inf if end is None else max(0.0, end - clock)
+        runs.append(
+            Run(
+                experiment_id=row.id,
+                worker_id=row.worker,
+                owner_id=row.owner_id,
+                usage=owner.charged_s / owner.shares,
+                jumps=owner.may_jump and row.priority > MAX_PRIORITY,
+                lasted_s=max(0.0, clock - row.started_at),
+                left_s=left_s if row.desired_state == DesiredState.RUN else 0.0,
+                has_progressed=row.progress_at is not None,
+                gave_way_before=bool(row.gave_way_before),
+                gives_way_to=row.gives_way_to,
+            )
+        )
+    return runs
+
+
+_FIRST = {
+    queue: text(
+        "SELECT id, family, priority, coalesce(memory_bytes, 0) AS memory_bytes,"
+        " created_at, (SELECT max(ended_at) FROM attempts WHERE experiment_id = experiments.id)"
+        f" AS ended_at FROM experiments WHERE owner_id = :owner_id AND {startable}{OF_FAMILIES}"
+        " AND coalesce(memory_bytes, 0) <= :room"
+        " AND (device <> 'auto' OR coalesce(memory_bytes, 0) > :gpu_room)"
+        " ORDER BY priority DESC, id LIMIT 1"
+    ).bindparams(FAMILIES)
+    for queue, startable in STARTABLE.items()
+}
+
+
+def _waiting(
+    session: Session,
+    queue: Queue,
+    families: Collection[str],
+    fair_share: FairShare,
+    all_places: Sequence[Place],
+    standings: Mapping[int, Standing],
+) -> Iterator[Waiting]:
+    """Yield the next experiment of each user who may begin a run in this queue, the next in turn
+    first, if a worker has the memory for it once our own runs have ended."""
+    clock: float = session.execute(select(now())).scalar_one()
+    usable = [place for place in all_places if place.drained_until is None]
+    places = [place for place in usable if place.queue == queue]
+    gpus = [place for place in usable if place.queue == Queue.GPU]
+    room = max((place.room_without_ours for place in places), default=-1.0)
+    for user in candidates(session, queue, families, fair_share, len(places), len(gpus)):
+        is_cpu = queue == Queue.CPU
+        if is_cpu and user.has_one_place and gpu_run_is_first(session, user, gpus):
+            continue
+        gpu_room = idle_gpu_room(user, gpus) if is_cpu else -1
+        given = {"owner_id": user.id, "families": [*families], "gpu_room": gpu_room}
+        row = session.execute(_FIRST[queue], {**given, "room": int(min(room, MAX_BYTES))}).first()
+        if row is None or user.id not in standings:
+            continue
+        owner = standings[user.id]
+        yield Waiting(
+            experiment_id=row.id,
+            owner_id=user.id,
+            usage=owner.charged_s / owner.shares,
+            jumps=owner.may_jump and row.priority > MAX_PRIORITY,
+            family=row.family,
+            memory_bytes=row.memory_bytes,
+            waited_s=max(0.0, clock - max(row.created_at, row.ended_at or 0.0)),
+        )
