@@ -45,6 +45,7 @@ from service.queue.lease import Claim
 from service.queue.rooms import Place, places
 from service.queue.workers import lock_claims
 from service.vocabulary import ROLE_SCOPES, Scope, Status
+from service.workers.models import Worker
 
 MAX_PRIORITY = 100
 """Experiments with a higher priority run before those of all other users. An admin allows this to a
@@ -126,6 +127,7 @@ def claim(
         of_row = update(Experiment).where(Experiment.id == row.id)
         session.execute(of_row.values(cache_key=None))
     session.execute(_BEGIN, {"chosen": experiment_id})
+    session.execute(_USE_RESERVATION, {"by": worker})
     weight = fair_share.gpu_weight if queue == Queue.GPU else 1.0
     _charge(session, user, weight * fair_share.advance_s)
     checkpoints = lease.resume(session, row.id) if row.attempt > 1 else ()
@@ -145,10 +147,11 @@ def choose(
     *,
     lock: bool = False,
 ) -> tuple[Candidate, str] | None:
-    """Return the next user and experiment for a worker, or None. Skipped are users at a limit,
-    users whose runs use all workers except the spare ones, and experiments for which this worker
-    lacks the family or the memory, or an idle GPU is the better place. With `lock` the experiment
-    is locked, and those that another transaction has locked are skipped, because it may hang."""
+    """Return the next user and experiment for a worker, or None. The one to which its last run gave
+    way comes first. Skipped are users at a limit, users whose runs use all workers except the spare
+    ones, and experiments for which this worker lacks the family or the memory, or an idle GPU is
+    the better place. With `lock` the experiment is locked, and those that another transaction has
+    locked are skipped, because it may hang."""
     here = next((place for place in all_places if place.worker_id == worker), None)
     if here is not None and here.drained_until is not None:
         return None
@@ -160,6 +163,12 @@ def choose(
     first = _FIRST[queue].with_for_update(skip_locked=True) if lock else _FIRST[queue]
     is_next = True
     numbers = len(workers), len(gpus)
+    if here is not None and here.reserved_for is not None:
+        of_it = {"id": here.reserved_for, "room": int(room), "families": [*families]}
+        for row in session.execute(_RESERVED[queue], of_it):
+            for user in candidates(session, queue, families, fair_share, *numbers):
+                if user.id == row.owner_id:
+                    return user, row.id
     for user in candidates(session, queue, families, fair_share, *numbers):
         given: dict[str, Any] = {"owner_id": user.id, "room": int(room), "families": [*families]}
         is_left_to_gpu = False
@@ -378,6 +387,13 @@ _FIRST: dict[Queue, Select[str]] = {
     .limit(1)
     for queue in Queue
 }
+_RESERVED = {
+    queue: text(
+        f"SELECT id, owner_id FROM experiments WHERE id = :id AND {startable}{OF_FAMILIES}"
+        " AND coalesce(memory_bytes, 0) <= :room"
+    ).bindparams(FAMILIES)
+    for queue, startable in STARTABLE.items()
+}
 _FIRST_CUDA = text(
     "SELECT id, priority, coalesce(memory_bytes, 0) AS memory_bytes FROM experiments"
     f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}{OF_FAMILIES}"
@@ -415,6 +431,12 @@ _TAKE = (
         Experiment.family,
         Experiment.cache_key,
     )
+    .execution_options(synchronize_session=False)
+)
+_USE_RESERVATION = (
+    update(Worker)
+    .where(Worker.id == bindparam("by"), Worker.reserved_for.is_not(None))
+    .values(reserved_for=None)
     .execution_options(synchronize_session=False)
 )
 _BEGIN = insert(Attempt.metadata.tables[Attempt.__tablename__]).from_select(

@@ -7,8 +7,10 @@ commits nothing. Times are the database's own (`now()`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import case, exists, select, text, update
 from sqlalchemy.orm import Session, aliased
@@ -22,14 +24,15 @@ from service.queue.claims import (
     MAX_BYTES,
     MAX_PRIORITY,
     OF_FAMILIES,
+    Candidate,
     candidates,
     count_startable,
     gpu_run_is_first,
     idle_gpu_room,
 )
 from service.queue.forecast import expected_end, mean_length_s
+from service.queue.ledger import slot_weight
 from service.queue.rooms import Place
-from service.queue.shares import Standing
 from service.vocabulary import DesiredState, Status
 
 ENDS_SOON = 1 / 5
@@ -71,6 +74,8 @@ class Waiting:
     usage: float
     """Usage of its owner for their shares."""
     jumps: bool
+    is_next: bool
+    """True if it is the next in turn: a worker keeps memory for it."""
     family: str
     memory_bytes: int
     waited_s: float
@@ -112,17 +117,18 @@ class _Plan:
     planned: dict[str, int] = field(default_factory=dict)
     """Memory for these experiments, by memory."""
 
-    def serve(self, waiting: Waiting, *, is_next: bool) -> bool:
-        """Choose runs that make room for an experiment. Only for the next in turn does a worker
-        keep free memory, so only for it may several runs give way. Return whether it gets a
-        place."""
+    def serve(self, waiting: Waiting) -> None:
+        """Choose runs that make room for an experiment, if that is possible."""
         ways = [
             (self._cost(waiting, ending), place, ending)
             for place in self.places
-            if (ending := self._ending(waiting, place, is_next=is_next)) is not None
+            if (ending := self._ending(waiting, place)) is not None
         ]
         if not ways:
-            return False
+            if waiting.is_next:  # a worker may keep its memory for it, and starts no other one
+                needed = waiting.memory_bytes
+                self.places = [one for one in self.places if one.room_without_ours < needed]
+            return
         _, place, ending = min(ways, key=lambda way: way[0])
         self.spoken_for |= {place.worker_id, *(run.worker_id for run in ending)}
         self.ended |= {run.worker_id for run in ending}
@@ -130,11 +136,11 @@ class _Plan:
             self.planned[memory.id] = self.planned.get(memory.id, 0) + waiting.memory_bytes
         for run in self._giving(waiting, ending):
             self.asked[run.experiment_id] = waiting.experiment_id
-        return True
 
-    def _ending(self, waiting: Waiting, place: Place, *, is_next: bool) -> list[Run] | None:
+    def _ending(self, waiting: Waiting, place: Place) -> list[Run] | None:
         """Return the runs that have to end before a worker can start an experiment; None if some
-        of them continue."""
+        of them continue. Runs of several workers end only for the next in turn, for which the
+        workers keep the memory."""
         if place.worker_id in self.spoken_for or waiting.family not in place.families:
             return None
         run = self.runs.get(place.worker_id)
@@ -149,7 +155,7 @@ class _Plan:
                 for worker, one in self.runs.items()
                 if worker in short and one not in ending and self._ends(one, waiting)
             ]
-            if not is_next or not more:
+            if not more or not waiting.is_next:
                 return None
             ending.append(min(more, key=lambda one: self._cost(waiting, [one])))
         return ending
@@ -189,16 +195,13 @@ def plan(
     waiting: Iterable[Waiting], runs: Sequence[Run], places: Sequence[Place], slice_s: float
 ) -> dict[str, str]:
     """Return which runs of a queue have to give way to which experiments, by their ids. `waiting`
-    has the experiments that only wait for a place, the next in turn first."""
-    usable = [place for place in places if place.drained_until is None and not place.store_full]
-    of_workers = {run.worker_id: run for run in runs}
-    chosen = _Plan(slice_s, usable, of_workers)
-    for number, one in enumerate(waiting):
-        if not chosen.serve(one, is_next=number == 0) and number == 0:
-            # The memory of these workers may be kept for it.
-            chosen.places = [p for p in usable if p.room_without_ours < one.memory_bytes]
-        if len(chosen.spoken_for) >= len(chosen.places):
+    has the experiments that only wait for a place, in the order in which they are served."""
+    usable = [place for place in places if not place.store_full]
+    chosen = _Plan(slice_s, usable, {run.worker_id: run for run in runs})
+    for one in waiting:
+        if all(place.worker_id in chosen.spoken_for for place in chosen.places):
             break
+        chosen.serve(one)
     return chosen.asked
 
 
@@ -206,21 +209,21 @@ def choose_all(
     session: Session, fair_share: FairShare, all_places: Sequence[Place]
 ) -> dict[str, str]:
     """Return which runs have to give way to which experiments, by their ids."""
-    if not fair_share.slice_s:
-        return {}
     chosen: dict[str, str] = {}
-    standings: dict[int, Standing] = {}
-    for queue in (Queue.GPU, Queue.CPU):
-        places = [place for place in all_places if place.queue == queue]
+    usable = [place for place in all_places if place.drained_until is None]
+    for queue in (Queue.GPU, Queue.CPU) if fair_share.slice_s else ():
+        places = [place for place in usable if place.queue == queue]
         families = frozenset[str]().union(*(place.families for place in places))
         if not places or not count_startable(session, queue, families):
             continue
-        if not standings:
-            standings = {one.owner_id: one for one in shares.standings(session, fair_share)}
-        runs = current_runs(session, queue, standings)
+        clock: float = session.execute(select(now())).scalar_one()
+        rows = session.execute(_RUNS.where(Experiment.queue == queue)).all()
+        users = _users(session, fair_share, queue, rows, clock)
+        mean_s = mean_length_s(session, queue)
+        runs = [_run(row, users[row.owner_id], mean_s, clock) for row in rows]
         waiting = (
             one
-            for one in _waiting(session, queue, families, fair_share, all_places, standings)
+            for one in _waiting(session, queue, fair_share, usable, users, clock)
             if one.experiment_id not in chosen.values()
         )
         chosen |= plan(waiting, runs, places, fair_share.slice_s)
@@ -283,30 +286,49 @@ _RUNS = (
 )
 
 
-def current_runs(session: Session, queue: Queue, standings: Mapping[int, Standing]) -> list[Run]:
-    """Return the current runs on workers of a queue."""
-    clock: float = session.execute(select(now())).scalar_one()
-    mean_s = mean_length_s(session, queue)
-    runs = []
-    for row in session.execute(_RUNS.where(Experiment.queue == queue)):
-        owner = standings[row.owner_id]
-        end = expected_end(row, mean_s, clock)
-        left_s = math.inf if end is None else max(0.0, end - clock)
-        runs.append(
-            Run(
-                experiment_id=row.id,
-                worker_id=row.worker,
-                owner_id=row.owner_id,
-                usage=owner.charged_s / owner.shares,
-                jumps=owner.may_jump and row.priority > MAX_PRIORITY,
-                lasted_s=max(0.0, clock - row.started_at),
-                left_s=left_s if row.desired_state == DesiredState.RUN else 0.0,
-                has_progressed=row.progress_at is not None,
-                gave_way_before=bool(row.gave_way_before),
-                gives_way_to=row.gives_way_to,
-            )
-        )
-    return runs
+@dataclass(frozen=True, slots=True)
+class _User:
+    """A user in the comparison of runs and waiting experiments."""
+
+    usage: float
+    """Usage for the user's shares, in seconds of a CPU slot. Current runs count for a whole slice
+    at least: nobody gets a second slot before those with hardly more usage have their first."""
+    may_jump: bool
+
+    def jumps(self, priority: int) -> bool:
+        """Return whether an experiment of this priority comes before those of all users."""
+        return self.may_jump and priority > MAX_PRIORITY
+
+
+def _users(
+    session: Session, fair_share: FairShare, queue: Queue, runs: Sequence[Any], clock: float
+) -> dict[int, _User]:
+    """Return all users by id, given the current runs of a queue."""
+    to_come = defaultdict[int, float](float)
+    for run in runs:
+        left_s = max(0.0, run.started_at + fair_share.slice_s - clock)
+        to_come[run.owner_id] += slot_weight(fair_share, queue) * left_s
+    return {
+        one.owner_id: _User((one.charged_s + to_come[one.owner_id]) / one.shares, one.may_jump)
+        for one in shares.standings(session, fair_share)
+    }
+
+
+def _run(row: Any, owner: _User, mean_s: float | None, clock: float) -> Run:
+    end = expected_end(row, mean_s, clock)
+    left_s = math.inf if end is None else max(0.0, end - clock)
+    return Run(
+        experiment_id=row.id,
+        worker_id=row.worker,
+        owner_id=row.owner_id,
+        usage=owner.usage,
+        jumps=owner.jumps(row.priority),
+        lasted_s=max(0.0, clock - row.started_at),
+        left_s=left_s if row.desired_state == DesiredState.RUN else 0.0,
+        has_progressed=row.progress_at is not None,
+        gave_way_before=bool(row.gave_way_before),
+        gives_way_to=row.gives_way_to,
+    )
 
 
 _FIRST = {
@@ -325,34 +347,39 @@ _FIRST = {
 def _waiting(
     session: Session,
     queue: Queue,
-    families: Collection[str],
     fair_share: FairShare,
-    all_places: Sequence[Place],
-    standings: Mapping[int, Standing],
+    places: Sequence[Place],
+    users: Mapping[int, _User],
+    clock: float,
 ) -> Iterator[Waiting]:
-    """Yield the next experiment of each user who may begin a run in this queue, the next in turn
-    first, if a worker has the memory for it once our own runs have ended."""
-    clock: float = session.execute(select(now())).scalar_one()
-    usable = [place for place in all_places if place.drained_until is None]
-    places = [place for place in usable if place.queue == queue]
-    gpus = [place for place in usable if place.queue == Queue.GPU]
-    room = max((place.room_without_ours for place in places), default=-1.0)
-    for user in candidates(session, queue, families, fair_share, len(places), len(gpus)):
+    """Yield the next experiment of each user who may begin a run in this queue, if a worker has the
+    memory for it once our own runs have ended: those that jump first, then by usage."""
+    workers = [place for place in places if place.queue == queue]
+    gpus = [place for place in places if place.queue == Queue.GPU]
+    families = [*frozenset[str]().union(*(place.families for place in workers))]
+    room = int(min(max(place.room_without_ours for place in workers), MAX_BYTES))
+    numbers = len(workers), len(gpus)
+    found = [*candidates(session, queue, families, fair_share, *numbers)]
+    next_in_turn = found[0].id if found else None
+
+    def turn(user: Candidate) -> tuple[bool, float, str]:
+        return not users[user.id].jumps(user.priority), users[user.id].usage, user.first_id
+
+    for user in sorted(found, key=turn):
         is_cpu = queue == Queue.CPU
         if is_cpu and user.has_one_place and gpu_run_is_first(session, user, gpus):
             continue
         gpu_room = idle_gpu_room(user, gpus) if is_cpu else -1
-        given = {"owner_id": user.id, "families": [*families], "gpu_room": gpu_room}
-        row = session.execute(_FIRST[queue], {**given, "room": int(min(room, MAX_BYTES))}).first()
-        if row is None or user.id not in standings:
-            continue
-        owner = standings[user.id]
-        yield Waiting(
-            experiment_id=row.id,
-            owner_id=user.id,
-            usage=owner.charged_s / owner.shares,
-            jumps=owner.may_jump and row.priority > MAX_PRIORITY,
-            family=row.family,
-            memory_bytes=row.memory_bytes,
-            waited_s=max(0.0, clock - max(row.created_at, row.ended_at or 0.0)),
-        )
+        given = {"owner_id": user.id, "families": families, "gpu_room": gpu_room, "room": room}
+        row = session.execute(_FIRST[queue], given).one_or_none()
+        if row is not None:
+            yield Waiting(
+                experiment_id=row.id,
+                owner_id=user.id,
+                usage=users[user.id].usage,
+                jumps=users[user.id].jumps(row.priority),
+                is_next=user.id == next_in_turn,
+                family=row.family,
+                memory_bytes=row.memory_bytes,
+                waited_s=max(0.0, clock - max(row.created_at, row.ended_at or 0.0)),
+            )

@@ -37,6 +37,7 @@ from service.experiments.models import (
 from service.queue import ledger
 from service.queue.states import is_terminal, note_status
 from service.vocabulary import TERMINAL, DesiredState, Status, Visibility
+from service.workers.models import Worker
 
 
 class LeaseLost(Exception):
@@ -179,12 +180,16 @@ def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> St
 
 
 def give_way(session: Session, claim: Claim, peak_bytes: int | None = None) -> Status:
-    """End the attempt to make room for the experiment that it was asked to give way to. The
-    experiment is queued again and is not counted as lost. A request of its owner to pause or cancel
-    it comes first. Raises LeaseLost."""
+    """End the attempt to make room for the experiment that it was asked to give way to: its worker
+    starts that next. The experiment is queued again and is not counted as lost. A request of its
+    owner to pause or cancel it comes first. Raises LeaseLost."""
     if heartbeat(session, claim, lease_s=0).desired != DesiredState.RUN:
         return release(session, claim, peak_bytes)
     details = {"reason": GAVE_WAY, "message": _why_it_gave_way(session, claim)}
+    of_it = Experiment.id == claim.experiment_id
+    other = select(Experiment.gives_way_to).where(of_it).scalar_subquery()
+    worker = select(Experiment.worker).where(of_it).scalar_subquery()
+    session.execute(update(Worker).where(Worker.id == worker).values(reserved_for=other))
     _end(session, claim, Status.QUEUED, GAVE_WAY, peak_bytes, {}, **details)
     return Status.QUEUED
 

@@ -98,6 +98,8 @@ class Place:
     """Families that it can run."""
     store_full: bool = False
     """True if it starts no run, because the store's disk is full."""
+    reserved_for: str | None = None
+    """Experiment to which its last run gave way."""
 
     @property
     def memory_ids(self) -> list[str]:
@@ -148,6 +150,7 @@ _PLACES = (
         _WORKERS.c.gpu_memory_ours,
         _WORKERS.c.store_full,
         _WORKERS.c.families,
+        _WORKERS.c.reserved_for,
         case((DRAINS.c.host.is_not(None), func.coalesce(DRAINS.c.until, math.inf))).label(
             "drained_until"
         ),
@@ -193,7 +196,7 @@ def places(session: Session, within_s: float) -> list[Place]:
             is_idle = row.run_id is None and may_start
             place = Place(
                 row.id, Queue(row.queue), shared, max_run, is_idle, row.drained_until,
-                frozenset(row.families), bool(row.store_full),
+                frozenset(row.families), bool(row.store_full), row.reserved_for,
             )  # fmt: skip
             found.setdefault(row.id, place).is_idle &= is_idle
     return list(found.values())

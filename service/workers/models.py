@@ -46,6 +46,8 @@ class Worker(Base):
     """True if the store's disk has less free than its reserve, as this worker sees it."""
     families: Mapped[list[str]] = mapped_column(JSON, default=list, server_default=text("'[]'"))
     """Families that the worker can run."""
+    reserved_for: Mapped[str | None] = mapped_column(String(32))
+    """Experiment to which its last run gave way: it starts that first, if it may."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
     looked_at: Mapped[float | None]

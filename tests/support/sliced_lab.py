@@ -1,0 +1,216 @@
+"""A lab whose runs give way: a `SharedLab` with the looks of the controller, on the fake clock."""
+
+import heapq
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from sqlalchemy import select, update
+
+from service.db.engine import Database
+from service.experiments.models import Attempt, Experiment, Queue
+from service.fair_share import FairShare
+from service.queue import giving_way, lease
+from service.queue.lease import Claim
+from service.queue.rooms import places
+from service.queue.shares import Standing, standings
+from service.vocabulary import Status
+from tests.support.shared_lab import WITHIN_S, SharedLab
+from tests.support.starting import fold, start_next
+
+
+@dataclass
+class Going:
+    """A current run. Times are in seconds of the lab."""
+
+    claim: Claim
+    worker: str
+    queue: Queue
+    began: float
+    computes_from: float
+    """Until then it loads and repeats."""
+    ends: float
+    asked: float | None = None
+    for_whom: str = ""
+
+
+@dataclass
+class Findings:
+    """Times are in seconds."""
+
+    longest_due_s: float = 0.0
+    """Longest time that a user without a run waited although enough slots were held by users with
+    more usage for their shares."""
+    displaced: int = 0
+    useless: list[str] = field(default_factory=list)
+    """Runs that gave way although nobody was helped."""
+    in_turns: list[str] = field(default_factory=list)
+    """Runs that displaced each other within a slice."""
+    repeated_s: float = 0.0
+    """Slot time for the start of runs that had given way."""
+
+
+class SlicedLab(SharedLab):
+    """Runs save themselves some time after they were asked to give way."""
+
+    def __init__(
+        self,
+        database: Database,
+        fair_share: FairShare,
+        cpus: int = 1,
+        gpus: int = 0,
+        *,
+        look_s: float,
+        start_s: float = 0.0,
+        save_s: float = 0.0,
+        seed: int = 0,
+    ):
+        super().__init__(database, fair_share, cpus, gpus)
+        self.look_s, self.start_s, self.save_s = look_s, start_s, save_s
+        self.pick = random.Random(seed)
+        self.going: dict[str, Going] = {}
+        self.done_s: dict[str, float] = defaultdict(float)
+        """Computed part of each experiment."""
+        self.held_s: dict[int, float] = defaultdict(float)
+        """Slot time of ended attempts by user."""
+        self.findings = Findings()
+        self._ends: list[tuple[float, str, int]] = []
+        self._due_since: dict[int, float] = {}
+        self._displaced: dict[tuple[str, str], float] = {}
+        self._next_look = 0.0
+
+    def run(self, for_s: float = float("inf")) -> None:
+        """Until then, or until nothing runs and nothing may."""
+        until = self.time + for_s
+        while True:
+            self._fill()
+            next_end = self._ends[0][0] if self._ends else float("inf")
+            if not self.going and for_s == float("inf"):
+                break
+            at = min(next_end, max(self._next_look, self.time))
+            if at > until:
+                break
+            self.clock.now = self.began + max(at, self.time)
+            if next_end <= at:
+                self._end_next()
+            else:
+                self._next_look = self.time + self.look_s
+                self._look()
+        if for_s != float("inf"):
+            self.clock.now = self.began + until
+
+    def used_s(self) -> dict[int, float]:
+        used = dict(self.held_s)
+        for one, run in self.going.items():
+            owner = self.owners[one]
+            used[owner] = used.get(owner, 0.0) + self.time - run.began
+        return used
+
+    def _start(self, queue: Queue, worker: str) -> bool:
+        with self.database.transaction() as session:
+            claim = start_next(session, worker, queue, lease_s=1e9, fair_share=self.fair_share,
+                               within_s=WITHIN_S)  # fmt: skip
+        if claim is None:
+            return False
+        one = claim.experiment_id
+        self.starts.append((self.time, self.owners[one], one))
+        computes_from = self.time + self.start_s
+        ends = computes_from + self.lengths[one] - self.done_s[one]
+        self.going[one] = Going(claim, worker, queue, self.time, computes_from, ends)
+        heapq.heappush(self._ends, (ends, one, claim.attempt))
+        if claim.attempt > 1:
+            self.findings.repeated_s += self.start_s
+        self._note_start(self.owners[one])
+        return True
+
+    def _note_start(self, owner: int) -> None:
+        if (since := self._due_since.pop(owner, None)) is not None:
+            waited_s = self.time - since
+            self.findings.longest_due_s = max(self.findings.longest_due_s, waited_s)
+
+    def _end_next(self) -> None:
+        _, one, attempt = heapq.heappop(self._ends)
+        run = self.going.get(one)
+        if run is None or run.claim.attempt != attempt:
+            return
+        if run.asked is not None and run.ends > self.time:
+            self._give_way(one, run)
+        elif run.ends <= self.time:
+            with self.database.transaction() as session:
+                lease.finish(session, run.claim, Status.SUCCEEDED)
+            self._leave(one, run)
+            self.idle[run.queue].append(run.worker)
+
+    def _leave(self, one: str, run: Going) -> None:
+        del self.going[one]
+        self.held_s[self.owners[one]] += self.time - run.began
+        with self.database.transaction() as session:
+            fold(session, self.fair_share)
+
+    def _give_way(self, one: str, run: Going) -> None:
+        """Save, return to the queue, and let the worker look at once."""
+        self.done_s[one] += max(0.0, self.time - run.computes_from)
+        with self.database.transaction() as session:
+            lease.give_way(session, run.claim)
+        self._leave(one, run)
+        self.findings.displaced += 1
+        if not self._start(run.queue, run.worker):
+            self.findings.useless.append(f"{one}: nothing started in its place")
+            self.idle[run.queue].append(run.worker)
+            return
+        owner, other = self.starts[-1][1:]
+        if owner == self.owners[one]:
+            self.findings.useless.append(f"{one}: its owner's {other} started in its place")
+        before = self._displaced.get((other, one))
+        if before is not None and self.time - before < self.fair_share.slice_s:
+            self.findings.in_turns.append(f"{one} and {other}, at {before:.0f} and {self.time:.0f}")
+        self._displaced[one, other] = self.time
+
+    def _look(self) -> None:
+        """Report progress, charge the users, and ask runs to give way, as the controller does."""
+        with self.database.transaction() as session:
+            for one, run in self.going.items():
+                if self.time > run.computes_from:
+                    eta = {"progress_at": self.clock.now, "progress_eta_s": run.ends - self.time}
+                    of_run = update(Experiment).where(Experiment.id == one)
+                    session.execute(of_run.values(**eta))
+            fold(session, self.fair_share)
+        with self.database.transaction() as session:
+            all_places = places(session, WITHIN_S)
+            chosen = giving_way.choose_all(session, self.fair_share, all_places)
+            giving_way.ask(session, chosen)
+        for one, run in self.going.items():
+            if one not in chosen:
+                run.asked = None
+            elif run.asked is None:
+                run.asked = self.time
+                saved = self.time + self.pick.uniform(0, self.save_s)
+                heapq.heappush(self._ends, (saved, one, run.claim.attempt))
+        self._note_due()
+
+    def _note_due(self) -> None:
+        """Note since when each user without a run is due: those before it in turn and itself are no
+        more than the runs of users with more usage for their shares."""
+        with self.database.snapshot() as session:
+            query = select(Experiment.owner_id).where(Experiment.status == Status.QUEUED).distinct()
+            waiting = {*session.scalars(query)}
+            usage = {one.owner_id: _usage(one) for one in standings(session, self.fair_share)}
+        running = [self.owners[one] for one in self.going]
+        for user in waiting - {*running}:
+            before = sum(usage[one] <= usage[user] for one in waiting if one != user)
+            larger = sum(usage[one] > usage[user] for one in running)
+            if before + 1 <= larger:
+                self._due_since.setdefault(user, self.time)
+            else:
+                self._due_since.pop(user, None)
+        for since in self._due_since.values():
+            waited_s = self.time - since
+            self.findings.longest_due_s = max(self.findings.longest_due_s, waited_s)
+
+    def attempts(self) -> int:
+        with self.database.snapshot() as session:
+            return len(session.execute(select(Attempt.attempt)).all())
+
+
+def _usage(user: Standing) -> float:
+    return user.charged_s / user.shares
