@@ -2,21 +2,25 @@
 
 import heapq
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from sqlalchemy import select, update
 
 from service.db.engine import Database
-from service.experiments.models import Attempt, Experiment, Queue
+from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
 from service.queue import giving_way, lease
 from service.queue.lease import Claim
 from service.queue.rooms import places
-from service.queue.shares import Standing, standings
+from service.queue.shares import standings
 from service.vocabulary import Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
 from tests.support.starting import fold, start_next
+
+ROUNDING_S = 1e-3
+SLICE_S = FairShare().slice_s
+"""Slice by which labs without slices are judged."""
 
 
 @dataclass
@@ -133,9 +137,10 @@ class SlicedLab(SharedLab):
         run = self.going.get(one)
         if run is None or run.claim.attempt != attempt:
             return
-        if run.asked is not None and run.ends > self.time:
+        has_ended = run.ends <= self.time + ROUNDING_S
+        if run.asked is not None and not has_ended:
             self._give_way(one, run)
-        elif run.ends <= self.time:
+        elif has_ended:
             with self.database.transaction() as session:
                 lease.finish(session, run.claim, Status.SUCCEEDED)
             self._leave(one, run)
@@ -189,16 +194,22 @@ class SlicedLab(SharedLab):
         self._note_due()
 
     def _note_due(self) -> None:
-        """Note since when each user without a run is due: those before it in turn and itself are no
-        more than the runs of users with more usage for their shares."""
+        """Note since when each user without a run is due: the runs that come before its next one,
+        with this, are no more than those of users with more usage for their shares. Each counts as
+        a slice."""
+        slice_s = self.fair_share.slice_s or SLICE_S
         with self.database.snapshot() as session:
-            query = select(Experiment.owner_id).where(Experiment.status == Status.QUEUED).distinct()
-            waiting = {*session.scalars(query)}
-            usage = {one.owner_id: _usage(one) for one in standings(session, self.fair_share)}
+            waiting = Counter(session.scalars(_QUEUED))
+            users = {one.owner_id: one for one in standings(session, self.fair_share)}
+        usage = {id: one.charged_s / one.shares for id, one in users.items()}
         running = [self.owners[one] for one in self.going]
-        for user in waiting - {*running}:
-            before = sum(usage[one] <= usage[user] for one in waiting if one != user)
-            larger = sum(usage[one] > usage[user] for one in running)
+        for user in waiting.keys() - {*running}:
+            before = 0
+            for other, count in waiting.items():
+                less_s = (usage[user] - usage[other]) * users[other].shares
+                if other != user and less_s >= 0:
+                    before += min(count, int(less_s / slice_s) + 1)
+            larger = sum(usage[other] > usage[user] for other in running)
             if before + 1 <= larger:
                 self._due_since.setdefault(user, self.time)
             else:
@@ -207,10 +218,5 @@ class SlicedLab(SharedLab):
             waited_s = self.time - since
             self.findings.longest_due_s = max(self.findings.longest_due_s, waited_s)
 
-    def attempts(self) -> int:
-        with self.database.snapshot() as session:
-            return len(session.execute(select(Attempt.attempt)).all())
 
-
-def _usage(user: Standing) -> float:
-    return user.charged_s / user.shares
+_QUEUED = select(Experiment.owner_id).where(Experiment.status == Status.QUEUED)
