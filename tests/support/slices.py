@@ -36,18 +36,24 @@ class Week:
     findings: Findings
 
 
-def week(database: Database, seed: int, slice_h: float = 4.0) -> Week:
-    """Simulate a week of a random lab. Half of the users have long runs waiting all the time, the
-    others submit runs now and then."""
+def week(
+    database: Database,
+    seed: int,
+    slice_h: float = 4.0,
+    slots: int | None = None,
+    users: int | None = None,
+) -> Week:
+    """Simulate a week of a random lab, or of one with these numbers of slots and users. Half of the
+    users have long runs waiting all the time, the others submit runs now and then."""
     pick = random.Random(seed)
-    slots, number = pick.randint(1, 8), pick.randint(5, 40)
+    slots, number = slots or pick.randint(1, 8), users or pick.randint(5, 40)
     fair_share = FairShare(slice_s=slice_h * HOUR_S, spare_slots=pick.choice([0, 1]))
     lab = SlicedLab(
         database, fair_share, cpus=slots, look_s=LOOK_S, start_s=START_S, save_s=SAVE_S, seed=seed
     )
     shares = {lab.user(f"user {i}", shares=(n := pick.randint(1, 4))): n for i in range(number)}
-    users = [*shares]
-    always, others = users[: number // 2], users[number // 2 :]
+    everyone = [*shares]
+    always, others = everyone[: number // 2], everyone[number // 2 :]
     for user in always:
         lab.submit(user, slots, pick.uniform(1, 4) * WEEK_S)
     while lab.time < WEEK_S:
