@@ -117,7 +117,7 @@ class Requested:
     """Requests to a current run."""
 
     desired: DesiredState
-    """By its owner."""
+    """State that its owner requests."""
     gives_way: bool
     """True if it has to give way to another experiment."""
 

@@ -106,6 +106,9 @@ class ScriptedRunner:
     def request_stop(self) -> None:
         self._hear("stop")
 
+    def withdraw_stop(self) -> None:
+        self._hear("go on")
+
     def acknowledge_checkpoint(self, file: str) -> None:
         self.checkpoints.append(file)
 

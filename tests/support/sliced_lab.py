@@ -44,7 +44,7 @@ class Findings:
 
     longest_due_s: float = 0.0
     """Longest time that a user without a run waited although enough slots were held by users with
-    more usage for their shares."""
+    more usage for their shares, and nobody with less usage came and took one."""
     displaced: int = 0
     useless: list[str] = field(default_factory=list)
     """Runs that gave way although nobody was helped."""
@@ -79,7 +79,8 @@ class SlicedLab(SharedLab):
         """Slot time of ended attempts by user."""
         self.findings = Findings()
         self._ends: list[tuple[float, str, int]] = []
-        self._due_since: dict[int, float] = {}
+        self._due: dict[int, tuple[float, set[int]]] = {}
+        """Since when users are due, and who waited before them."""
         self._displaced: dict[tuple[str, str], float] = {}
         self._next_look = 0.0
 
@@ -128,9 +129,21 @@ class SlicedLab(SharedLab):
         return True
 
     def _note_start(self, owner: int) -> None:
-        if (since := self._due_since.pop(owner, None)) is not None:
-            waited_s = self.time - since
+        """The owner is due no more, and those whom a newcomer with less usage has overtaken are due
+        anew from now on."""
+        if (due := self._due.pop(owner, None)) is not None:
+            waited_s = self.time - due[0]
             self.findings.longest_due_s = max(self.findings.longest_due_s, waited_s)
+        usage = self._usage() if self._due else {}
+        for user, (_, before) in [*self._due.items()]:
+            if owner not in before and usage[owner] <= usage[user]:
+                del self._due[user]
+
+    def _usage(self) -> dict[int, float]:
+        """Return the usage of all users for their shares."""
+        with self.database.snapshot() as session:
+            found = standings(session, self.fair_share)
+        return {one.owner_id: one.charged_s / one.shares for one in found}
 
     def _end_next(self) -> None:
         _, one, attempt = heapq.heappop(self._ends)
@@ -204,17 +217,18 @@ class SlicedLab(SharedLab):
         usage = {id: one.charged_s / one.shares for id, one in users.items()}
         running = [self.owners[one] for one in self.going]
         for user in waiting.keys() - {*running}:
-            before = 0
+            runs, before = 0, set[int]()
             for other, count in waiting.items():
                 less_s = (usage[user] - usage[other]) * users[other].shares
                 if other != user and less_s >= 0:
-                    before += min(count, int(less_s / slice_s) + 1)
+                    before.add(other)
+                    runs += min(count, int(less_s / slice_s) + 1)
             larger = sum(usage[other] > usage[user] for other in running)
-            if before + 1 <= larger:
-                self._due_since.setdefault(user, self.time)
+            if runs + 1 <= larger:
+                self._due.setdefault(user, (self.time, before))
             else:
-                self._due_since.pop(user, None)
-        for since in self._due_since.values():
+                self._due.pop(user, None)
+        for since, _ in self._due.values():
             waited_s = self.time - since
             self.findings.longest_due_s = max(self.findings.longest_due_s, waited_s)
 

@@ -282,6 +282,50 @@ def test_a_run_that_leaves_no_checkpoint_in_time_is_handed_back(watch: Watch, re
     assert (watch.found.status, watch.found.lost) == ("queued", 0)
 
 
+# Giving way
+
+
+def ask_to_give_way(watch: Watch, to: str | None) -> None:
+    change(watch.database, watch.claim.experiment_id, gives_way_to=to)
+
+
+def test_a_run_that_gives_way_has_all_the_time_it_needs_to_save(watch: Watch) -> None:
+    ask_to_give_way(watch, "another")
+    looks = [points(seq) for seq in range(1, int(2 * GRACE_S / LOOK_S))]
+    ended, runner = watch.run(*looks, status=3)
+    assert ended == "gave way"
+    assert heard_s(runner, "stop") <= SOON_S
+    assert heard_s(runner, signal.SIGTERM) == heard_s(runner, signal.SIGKILL) == math.inf
+    assert (watch.found.status, watch.found.lost) == ("queued", 0)
+    assert watch.found.last_seq == len(looks)
+
+
+def test_a_run_that_ends_before_it_can_give_way_has_ended(watch: Watch) -> None:
+    ask_to_give_way(watch, "another")
+    assert watch.run(points(1), status=0)[0] == "succeeded"
+
+
+def test_a_run_goes_on_if_it_need_not_give_way_any_more(watch: Watch) -> None:
+    ask_to_give_way(watch, "another")
+
+    def is_stopping() -> bool:
+        if watch.clock.now > BEGAN + 4 * HEARTBEAT_S:
+            ask_to_give_way(watch, None)
+        return False
+
+    looks = int(12 * HEARTBEAT_S / LOOK_S)
+    ended, runner = watch.run(*[[progress(1)]] * looks, is_stopping=is_stopping)
+    assert ended == "succeeded"
+    assert heard_s(runner, "stop") < heard_s(runner, "go on") < math.inf
+
+
+def test_a_stopping_worker_comes_before_giving_way(watch: Watch) -> None:
+    """It hands back its run, which then resumes anywhere."""
+    ask_to_give_way(watch, "another")
+    ended, _ = watch.run([], [], status=3, is_stopping=lambda: True)
+    assert ended == "unfinished"
+
+
 # Full disks
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
-from mptcore.protocol.orders import Assignment, parse_assignment
+from mptcore.protocol.orders import Assignment, Order, parse_assignment
 from mptcore.protocol.records import Checkpoint, Log, Progress
 from mptcore.runtime import runner
 from mptcore.runtime.checkpoint import Snapshot, files
@@ -220,6 +220,17 @@ def test_an_unsupervised_run_keeps_the_two_latest_checkpoints(
     assert began.run() == COMPLETE
     assert [kind for kind, _ in told(began)].count("checkpoint") == 5
     assert [int(path.name[:9]) for path in files(tmp_path)] == [5, 4]
+
+
+def test_a_stop_that_is_withdrawn_stops_nothing(tmp_path: Path, pen: threading.Semaphore) -> None:
+    def steps(*arguments: object) -> Iterator[Log]:
+        began.obey(Order(stop="checkpoint"))
+        began.obey(Order(stop="withdrawn"))
+        pen.release(9)
+        yield Log("info", "one")
+
+    began = saving_each_step(steps, tmp_path)
+    assert began.run() == COMPLETE
 
 
 def test_a_stop_waits_for_the_checkpoint_in_progress(
