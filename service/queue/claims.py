@@ -7,6 +7,7 @@ database's own (`now()`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     BindParameter,
     Float,
+    Integer,
     Row,
     Select,
     String,
@@ -74,8 +76,10 @@ class Candidate:
     has_gpu_hours: bool
     """False if the user has used up the GPU-hours of a day."""
     first_id: str
-    """The user's first experiment for the queue, with its device, priority and expected memory."""
+    """The user's first experiment for the queue, with its device, family, priority and expected
+    memory."""
     device: str
+    family: str
     priority: int
     memory_bytes: int
 
@@ -161,6 +165,7 @@ def choose(
     room = MAX_BYTES if here is None else min(here.room, MAX_BYTES)
     families = known_families() if here is None else here.families
     first = _FIRST[queue].with_for_update(skip_locked=True) if lock else _FIRST[queue]
+    idle_gpus = [place for place in gpus if place.is_idle and queue == Queue.CPU]
     is_next = True
     numbers = len(workers), len(gpus)
     if here is not None and here.reserved_for is not None:
@@ -170,21 +175,34 @@ def choose(
                 if user.id == row.owner_id:
                     return user, row.id
     for user in candidates(session, queue, families, fair_share, *numbers):
-        given: dict[str, Any] = {"owner_id": user.id, "room": int(room), "families": [*families]}
-        is_left_to_gpu = False
-        if queue == Queue.CPU:
-            if user.has_one_place and gpu_run_is_first(session, user, gpus):
-                continue
-            given["gpu_room"] = idle_gpu_room(user, gpus)
-            is_left_to_gpu = user.device == "auto" and user.memory_bytes <= given["gpu_room"]
+        if queue == Queue.CPU and user.has_one_place and gpu_run_is_first(session, user, gpus):
+            continue
+        gpu_rooms = _by_gpu_room(families, idle_gpus if user.may_begin(Queue.GPU) else ())
+        is_left_to_gpu = user.device == "auto" and any(
+            user.family in of_room and user.memory_bytes <= gpu_room
+            for gpu_room, of_room in gpu_rooms.items()
+        )
         if is_next and not is_left_to_gpu and here is not None:
             if _is_kept(here, workers, user.memory_bytes):
                 return None
             is_next = False
-        experiment_id = session.scalar(first, given)
-        if experiment_id is not None:
-            return user, experiment_id
+        firsts: list[Row[str, int]] = []
+        for gpu_room, of_room in gpu_rooms.items():
+            given = {"owner_id": user.id, "room": int(room), "families": of_room}
+            firsts += session.execute(first, {**given, "gpu_room": gpu_room}).all()
+        if firsts:
+            return user, min(firsts, key=lambda row: (-row.priority, row.id)).id
     return None
+
+
+def _by_gpu_room(families: Collection[str], idle_gpus: Sequence[Place]) -> dict[int, list[str]]:
+    """Group families by the room that an idle GPU has at most for a run of them; -1 if none runs
+    them. A CPU worker leaves experiments for any device to a GPU that has room."""
+    groups = defaultdict[int, list[str]](list)
+    for family in families:
+        rooms = [place.room for place in idle_gpus if family in place.families]
+        groups[int(min(max(rooms, default=-1), MAX_BYTES))].append(family)
+    return dict(groups)
 
 
 def max_slots(fair_share: FairShare, workers: int, submitters: int) -> float:
@@ -261,6 +279,7 @@ def _candidate(
         has_gpu_hours=max_hours is None or gpu_hours.get(row.id, 0.0) < max_hours,
         first_id=row.first_id,
         device=row.device,
+        family=row.family,
         priority=row.priority,
         memory_bytes=row.memory_bytes,
     )
@@ -336,7 +355,7 @@ _CANDIDATES = {
         SELECT users.*,
             (SELECT count(*) FROM users WHERE disabled_at IS NULL AND role IN :roles) AS submitters,
             coalesce(running.cpu_runs, 0) AS cpu_runs, coalesce(running.gpu_runs, 0) AS gpu_runs,
-            first.id AS first_id, first.device, first.priority,
+            first.id AS first_id, first.device, first.family, first.priority,
             coalesce(first.memory_bytes, 0) AS memory_bytes
         FROM (
             SELECT users.id, users.shares, users.may_jump, users.max_running,
@@ -375,8 +394,8 @@ _HAS_ROOM = {
     " AND (device <> 'auto' OR coalesce(memory_bytes, 0) > :gpu_room)",
     Queue.GPU: "coalesce(memory_bytes, 0) <= :room",
 }
-_FIRST: dict[Queue, Select[str]] = {
-    queue: select(column("id"))
+_FIRST: dict[Queue, Select[str, int]] = {
+    queue: select(column("id", String), column("priority", Integer))
     .select_from(text("experiments"))
     .where(
         text("owner_id = :owner_id"),

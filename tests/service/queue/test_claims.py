@@ -86,6 +86,17 @@ def test_a_worker_claims_only_its_families(either: Database) -> None:
     assert chosen(either, worker="with package") == others
 
 
+def test_nothing_is_left_to_an_idle_gpu_without_its_family(either: Database) -> None:
+    """Experiments for any device are left to a GPU with room that runs their family."""
+    idle_gpu(either, 80)
+    ours, others = (waiting(either, "auto", priority=priority) for priority in (1, 0))
+    last = waiting(either, "cpu", priority=-1)
+    change(either, others, family="markov")
+    worker_with(either, "cpu", "linear_vae", "markov", "ppca")
+    assert [chosen(either, worker="cpu") for _ in range(3)] == [others, last, None]
+    assert chosen(either, Queue.GPU) == ours
+
+
 def test_the_last_place_is_not_kept_for_a_run_that_no_gpu_can_start(database: Database) -> None:
     """A GPU run before the CPU run has the last place under the limit only if a GPU has its
     family."""
