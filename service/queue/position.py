@@ -1,6 +1,7 @@
 """Position of a queued experiment, why it waits, and when it may start."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ def _expected(
     before = snapshot.own_before(user.owner_id, rank, DEVICES[queue])
     jumps = user.may_jump and experiment.priority > MAX_PRIORITY
     position = order.position(user, first_id, before, jumps)
-    idle = snapshot.slots[queue].idle if has_memory and queue in snapshot.slots else 0
+    idle = _idle(experiment.family, queue, snapshot) if has_memory else 0
     starts = [expected.start_after(position, idle, expected.running)]
     if order.max_slots < math.inf:
         room = int(order.max_slots) - user.under_way[queue]
@@ -138,11 +139,14 @@ def _reason(
     if not short:
         kinds = " or ".join(queue.upper() for queue in QUEUES[Device(experiment.device)])
         return f"no {kinds} worker is registered", ()
-    if not any(_with_family(experiment.family, snapshot.all_places(queue)) for queue in short):
+    places = [place for queue in short for place in snapshot.all_places(queue)]
+    if not any(place.can_run(experiment.family) for place in places):
         kinds = " or ".join(queue.upper() for queue in short)
         lacks = f"no live {kinds} worker has the family {experiment.family}"
         return f"{lacks}: an administrator has to install its package there", ()
     if (reason := _drained(experiment, [*short], snapshot)) is not None:
+        return reason, ()
+    if (reason := _drained_soon(experiment, [*short], snapshot)) is not None:
         return reason, ()
     served = [queue for queue in short if _with_family(experiment.family, snapshot.places[queue])]
     served = [queue for queue in served if not snapshot.slots[queue].store_full]
@@ -173,7 +177,15 @@ def _reason(
         return reason if is_readers else "a GPU run of its owner's before it has the last place", ()
     with_room = [queue for queue in free if short[queue] is None]
     if with_room:
-        return _turn(position, with_room, snapshot.slots), with_room
+        idle_late = [
+            place for queue in short for place in _late(experiment.family, snapshot.places[queue])
+            if place.is_idle and place.room >= (experiment.memory_bytes or 0)
+        ]  # fmt: skip
+        turn = f"{position} before it" if position else "next in turn"
+        if idle_late and not any(_idle(experiment.family, queue, snapshot) for queue in with_room):
+            begins = _planned_drains(experiment.family, idle_late)
+            return f"{begins}; the other workers are busy, {turn}", with_room
+        return _turn(turn, with_room, snapshot.slots), with_room
     reasons = [(queue, why) for queue in free if (why := short[queue]) is not None]
     return (
         " and ".join(why.reason for _, why in reasons),
@@ -185,13 +197,20 @@ def _with_family(family: str, places: Sequence[Place]) -> Sequence[Place]:
     return [place for place in places if family in place.families]
 
 
+def _idle(family: str, queue: Queue, snapshot: QueueSnapshot) -> int:
+    """Return how many idle workers may start a run of a family."""
+    return sum(place.is_idle for place in _with_family(family, snapshot.places[queue]))
+
+
 def _drained(
     experiment: Experiment, served: Sequence[Queue], snapshot: QueueSnapshot
 ) -> str | None:
     """Return that all workers with the family and the memory for a run are drained, and until when;
     None if another worker has them, or none."""
     family, needed = experiment.family, experiment.memory_bytes or 0
-    workers = [place for queue in served for place in _with_family(family, snapshot.places[queue])]
+    workers = [
+        place for queue in served for place in snapshot.places[queue] if place.can_run(family)
+    ]
     if any(place.room_without_ours >= needed for place in workers):
         return None
     ends = [
@@ -208,8 +227,54 @@ def _drained(
     return f"all {which} are drained{until}"
 
 
-def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
-    turn = f"{position} before it" if position else "next in turn"
+def _drained_soon(
+    experiment: Experiment, served: Sequence[Queue], snapshot: QueueSnapshot
+) -> str | None:
+    """Return that no worker with the family and the memory for a run starts it any more, because
+    of planned drains; None if a worker does, or none has them."""
+    family, needed = experiment.family, experiment.memory_bytes or 0
+    places = [place for queue in served for place in snapshot.places[queue]]
+    starting = _with_family(family, places)
+    if any(place.room_without_ours >= needed for place in starting):
+        return None
+    late = [
+        place
+        for place in _late(family, places)
+        if place.room_without_ours >= needed or not starting
+    ]
+    return _planned_drains(family, late) if late else None
+
+
+def _late(family: str, places: Sequence[Place]) -> Sequence[Place]:
+    """Return the workers that start no run of a family any more, because of planned drains."""
+    return [place for place in places if place.can_run(family) and family not in place.families]
+
+
+def _planned_drains(family: str, late: Sequence[Place]) -> str:
+    """Return when the drains of these workers begin, and how long runs of the family take."""
+    drains = [place.planned_drain for place in late if place.planned_drain is not None]
+    hosts = defaultdict[str, set[str]](set)
+    for drain in sorted(drains, key=lambda drain: drain.starts_at):
+        hosts[f"{moment(drain.starts_at):%a %Y-%m-%d %H:%M} UTC"].add(drain.host)
+    begins = " and ".join(
+        f"{' and '.join(sorted(of_time))} {'is' if len(of_time) == 1 else 'are'} drained from "
+        f"{at} on"
+        for at, of_time in hosts.items()
+    )
+    times = [time_s for drain in drains if (time_s := drain.late[family]) is not None]
+    if len(times) < len(drains):
+        return f"{begins}, and it is not known how long runs of this family take"
+    return f"{begins}, and runs of this family take up to {_about(max(times))}"
+
+
+def _about(seconds: float) -> str:
+    """Return a length of time with two digits."""
+    units = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+    unit, size = next((unit, size) for unit, size in units if seconds >= 1.5 * size or size == 1.0)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+
+
+def _turn(turn: str, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
     if any(slots[queue].idle for queue in served):
         return turn
     busy = " and ".join(f"{slots[queue].workers} {queue.upper()}" for queue in served)

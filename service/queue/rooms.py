@@ -16,13 +16,16 @@ from sqlalchemy.orm import Session
 from mptcore.specs.compute import GPU_SHARE
 from service.db.engine import now
 from service.experiments.models import Attempt, Experiment, Queue
+from service.queue.runtime import recent_runtimes
 from service.queue.workers import GPU_RUNTIME_BYTES, LOOKED_S
 from service.vocabulary import Status
-from service.workers.models import DRAINS, IS_ACTIVE, Worker
+from service.workers.models import DRAINS, HAS_NOT_ENDED, Worker
 
 BESIDE_S = 10.0
 """Time after its end in which a run still counts as beside another one. The kernel may kill several
 runs at once, and their workers store the ends one after the other."""
+UNKNOWN_RUN_S = 3600.0
+"""Time that a run of a family is expected to take if few of its runs have ended."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,18 @@ class SharedMemory:
         return max(0, self.total - self.free - self.ours)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedDrain:
+    """A drain of a worker's machine that has not begun."""
+
+    host: str
+    starts_at: float
+    """Its begin, in the database's time."""
+    late: Mapping[str, float | None]
+    """Families whose runs the worker does not start any more, because they are not expected to end
+    before the drain, with the seconds that they take; None if that is not known."""
+
+
 @dataclass(slots=True)
 class Place:
     """A worker as a place for a run."""
@@ -95,11 +110,13 @@ class Place:
     """End of the drain of its machine, in the database's time; infinite if an admin has to end it.
     None: it is not drained."""
     families: frozenset[str] = frozenset()
-    """Families that it can run."""
+    """Families whose runs it may start: those that it can run, and whose runs are expected to end
+    before a planned drain."""
     store_full: bool = False
     """True if it starts no run, because the store's disk is full."""
     reserved_for: str | None = None
     """Experiment to which its last run gave way."""
+    planned_drain: PlannedDrain | None = None
 
     @property
     def memory_ids(self) -> list[str]:
@@ -118,6 +135,12 @@ class Place:
     def room_without_ours(self) -> float:
         rooms = (memory.room_without_ours for memory in self.memories)
         return min(self.max_run, *rooms, math.inf)
+
+    def can_run(self, family: str) -> bool:
+        """Return whether it can run a family, also if it starts no such run any more before a
+        planned drain."""
+        planned = self.planned_drain
+        return family in self.families or (planned is not None and family in planned.late)
 
     def short_memory(self, needed: float) -> SharedMemory | None:
         """Return the first memory that has no room for a run."""
@@ -151,9 +174,12 @@ _PLACES = (
         _WORKERS.c.store_full,
         _WORKERS.c.families,
         _WORKERS.c.reserved_for,
+        _WORKERS.c.host,
         case((DRAINS.c.host.is_not(None), func.coalesce(DRAINS.c.until, math.inf))).label(
             "drained_until"
         ),
+        DRAINS.c.starts_at,
+        (DRAINS.c.starts_at - now()).label("starts_in_s"),
         EXPERIMENTS.c.id.label("run_id"),
         *_NEED,
     )
@@ -161,7 +187,7 @@ _PLACES = (
         EXPERIMENTS,
         (EXPERIMENTS.c.worker == _WORKERS.c.id) & (EXPERIMENTS.c.status == Status.RUNNING),
     )
-    .outerjoin(DRAINS, (DRAINS.c.host == _WORKERS.c.host) & IS_ACTIVE)
+    .outerjoin(DRAINS, (DRAINS.c.host == _WORKERS.c.host) & HAS_NOT_ENDED)
     .order_by(_WORKERS.c.heartbeat_at)
 )
 """Built once, because each claim executes it."""
@@ -172,6 +198,7 @@ def places(session: Session, within_s: float) -> list[Place]:
     share. A run of a silent worker keeps its memory until its lease expires."""
     memories: dict[str, SharedMemory] = {}
     found: dict[str, Place] = {}
+    runtimes: dict[str, Mapping[str, float]] = {}
     for row in session.execute(_PLACES, {"within_s": within_s}):
         if not row.is_alive and row.run_id is None:
             continue  # what it last reported as used is free by now
@@ -192,14 +219,29 @@ def places(session: Session, within_s: float) -> list[Place]:
         if row.is_alive:
             limit = row.run_memory if row.queue == Queue.CPU else None
             max_run = math.inf if limit is None else limit
-            may_start = bool(row.looks) and not row.store_full and row.drained_until is None
+            planned, drained_until = None, row.drained_until
+            if row.starts_in_s is not None and row.starts_in_s > 0:
+                if row.queue not in runtimes:
+                    runtimes[row.queue] = recent_runtimes(session, row.queue)
+                planned, drained_until = _planned_drain(row, runtimes[row.queue]), None
+            may_start = bool(row.looks) and not row.store_full and drained_until is None
             is_idle = row.run_id is None and may_start
+            families = frozenset(row.families).difference(planned.late if planned else ())
             place = Place(
-                row.id, Queue(row.queue), shared, max_run, is_idle, row.drained_until,
-                frozenset(row.families), bool(row.store_full), row.reserved_for,
+                row.id, Queue(row.queue), shared, max_run, is_idle, drained_until, families,
+                bool(row.store_full), row.reserved_for, planned,
             )  # fmt: skip
             found.setdefault(row.id, place).is_idle &= is_idle
     return list(found.values())
+
+
+def _planned_drain(worker: Any, runtimes: Mapping[str, float]) -> PlannedDrain:
+    late = {
+        family: runtimes.get(family)
+        for family in worker.families
+        if runtimes.get(family, UNKNOWN_RUN_S) > worker.starts_in_s
+    }
+    return PlannedDrain(worker.host, worker.starts_at, late)
 
 
 def _memory(

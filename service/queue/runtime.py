@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, stored_spec_if_known
@@ -75,6 +75,33 @@ def _latest(
         .order_by(Attempt.ended_at.desc())
         .limit(LOOKED_AT)
     ).all()
+
+
+def recent_runtimes(session: Session, queue: Queue) -> dict[str, float]:
+    """Return how long nearly all of the latest runs on a kind of slot took, in seconds by family,
+    whatever their work. One run in ten took longer. Left out are families with few such runs. The
+    time of a run is that of all its attempts."""
+    latest = (
+        select(Attempt.experiment_id, Attempt.family)
+        .where(
+            Attempt.queue == queue,
+            Attempt.ended_at.is_not(None),
+            Attempt.outcome == Status.SUCCEEDED,
+        )
+        .order_by(Attempt.ended_at.desc())
+        .limit(LOOKED_AT)
+        .subquery()
+    )
+    rows = session.execute(
+        select(latest.c.family, func.sum(Attempt.ended_at - Attempt.started_at))
+        .join(Attempt, Attempt.experiment_id == latest.c.experiment_id)
+        .group_by(latest.c.experiment_id, latest.c.family)
+    )
+    ran = defaultdict[str, list[tuple[float, float]]](list)
+    for family, took_s in rows:
+        ran[family].append((0.0, math.log(max(1e-3, took_s or 0.0))))
+    found = {family: learned(times, log_work=0.0) for family, times in ran.items()}
+    return {family: runtime.high_s for family, runtime in found.items() if runtime is not None}
 
 
 def _log_work(spec: ExperimentSpec) -> float:

@@ -7,12 +7,13 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     String,
+    and_,
     exists,
     false,
     or_,
     text,
 )
-from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, column_property, mapped_column
 
 from service.db.engine import Base, now
 
@@ -65,13 +66,15 @@ class Worker(Base):
 
 
 class Drain(Base):
-    """A machine whose workers start no run, for example before its maintenance. It is stored by
-    machine because the names of workers change when they restart."""
+    """A machine whose workers start no run, for example for its maintenance, or start none from
+    some time on: then it is planned. It is stored by machine because the names of workers change
+    when they restart."""
 
     __tablename__ = "drains"
 
     host: Mapped[str] = mapped_column(String(200), primary_key=True)
     since: Mapped[float] = mapped_column(default=now())
+    """Time of the admin's command."""
     starts_at: Mapped[float] = mapped_column(default=0.0, server_default="0")
     """From this time on its workers start no run."""
     hand_back_at: Mapped[float]
@@ -80,11 +83,14 @@ class Drain(Base):
     """The time at which it ends by itself; None: an admin ends it."""
     drained_by: Mapped[str] = mapped_column(String(100))
     """Name of the admin."""
+    has_begun: Mapped[bool] = column_property(starts_at <= now())
 
 
 DRAINS = Drain.metadata.tables[Drain.__tablename__]
-IS_ACTIVE = or_(DRAINS.c.until.is_(None), DRAINS.c.until > now())
-"""True for a drain that has not ended."""
+HAS_NOT_ENDED = or_(DRAINS.c.until.is_(None), DRAINS.c.until > now())
+"""True for a drain that is planned or active."""
+IS_ACTIVE = and_(DRAINS.c.starts_at <= now(), HAS_NOT_ENDED)
+"""True for a drain that has begun and has not ended."""
 
 
 def is_drained(host: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:

@@ -99,18 +99,19 @@ def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Setti
 def test_a_drained_machine_hands_its_run_back_to_another(
     database: Database, settings: Settings
 ) -> None:
-    """It continues from a checkpoint, and no attempt is lost. The worker of the drained machine
-    stays alive, and starts no run before the end of the drain."""
+    """It continues from a checkpoint when a planned drain begins, and no attempt is lost. The
+    worker of the drained machine stays alive, and starts no run before the end of the drain."""
     experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=25_000)
     with local_worker(settings, host="first"):
         began = wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         assert (began.worker or "").startswith("first:")
         with local_worker(settings, host="second"):
             with database.transaction() as session:
-                drains.drain(session, "first", "ann", hand_back_after_s=0.0)
+                drain = drains.drain(session, "first", "ann", starts_in_s=0.5)
             ended = wait_for(database, experiment_id, lambda e: states.is_terminal(e.status))
         assert (ended.status, ended.attempt, ended.lost) == ("succeeded", 2, 0)
         assert (ended.worker or "").startswith("second:")
+        assert drain.hand_back_at == drain.starts_at
         with database.transaction() as session:
             starts = select(Event.data).where(Event.experiment_id == experiment_id)
             resumed = ["resumed_after" in one for one in session.scalars(starts.order_by(Event.id))

@@ -9,14 +9,19 @@ from sqlalchemy import update
 from service.db.engine import Database, now
 from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
-from service.queue import drains, rooms, workers
+from service.queue import drains, lease, rooms, workers
 from service.queue.drains import HAND_BACK_AFTER_S
+from service.queue.lease import Claim
+from service.queue.rooms import UNKNOWN_RUN_S
+from service.queue.runtime import MIN_RUNS
 from service.queue.workers import Vitals
+from service.vocabulary import Status
 from service.workers.models import Worker
-from tests.service.queue.test_position import place, submit
+from tests.service.queue.test_position import found_places, place, submit
 from tests.support.fake_clock import FakeClock
 from tests.support.shared_lab import SharedLab
 from tests.support.starting import start_next
+from tests.support.stored import change
 
 GIB = 2**30
 WITHIN_S = 1e12
@@ -39,13 +44,38 @@ class Machines:
         with self.database.transaction() as session:
             return workers.beat(session, f"{host}:1", vitals)
 
-    def drain(self, host: str, after_s: float | None = None, lasts_s: float | None = None) -> None:
+    def drain(
+        self,
+        host: str,
+        after_s: float | None = None,
+        lasts_s: float | None = None,
+        starts_in_s: float | None = None,
+    ) -> None:
         with self.database.transaction() as session:
-            drains.drain(session, host, "ann", after_s, lasts_s)
+            drains.drain(session, host, "ann", after_s, lasts_s, starts_in_s)
 
     def undrain(self, host: str) -> bool:
         with self.database.transaction() as session:
             return drains.undrain(session, host)
+
+    def start(self, host: str) -> Claim | None:
+        with self.database.transaction() as session:
+            session.execute(update(Worker).values(looked_at=now()))
+            return start_next(session, f"{host}:1", lease_s=1e9, within_s=WITHIN_S)
+
+    def run(self, took_s: float, times: int = MIN_RUNS, parts: int = 1) -> None:
+        """Run experiments one after the other on "b", each in some attempts."""
+        for _ in range(times):
+            submit(self.database)
+            for part in range(1, parts + 1):
+                claim = self.start("b")
+                assert claim is not None
+                self.clock.now += took_s / parts
+                with self.database.transaction() as session:
+                    if part < parts:
+                        lease.release(session, claim)
+                    else:
+                        lease.finish(session, claim, Status.SUCCEEDED)
 
     def in_service(self, queue: Queue = Queue.CPU) -> set[str]:
         """Return the machines on which a run may start, which all that counts workers must agree
@@ -127,6 +157,94 @@ def test_a_drain_is_changed_by_another(machines: Machines) -> None:
     assert machines.beat("a")
     machines.clock.now += 200
     assert machines.in_service() == {"b"}
+
+
+@pytest.mark.parametrize("after_s", [None, 2000.0])
+def test_a_planned_drain_begins_at_its_time(machines: Machines, after_s: float | None) -> None:
+    """Runs are handed back then, or later if an admin wants it."""
+    began = machines.clock.now
+    machines.drain("a", after_s, lasts_s=3000.0, starts_in_s=1000.0)
+    for passed_s in (0.0, 999.0, 1001.0, 1999.0, 2001.0, 2999.0, 3001.0):
+        machines.clock.now = began + passed_s
+        is_active = 1000.0 < passed_s < 3000.0
+        assert machines.in_service() == ({"b"} if is_active else {"a", "b"})
+        assert machines.beat("a") == ((after_s or 1000.0) < passed_s < 3000.0)
+        assert not machines.beat("b")
+
+
+def test_a_planned_drain_can_be_ended_before_it_begins(machines: Machines) -> None:
+    machines.drain("a", starts_in_s=60.0)
+    submit(machines.database)
+    assert machines.start("a") is None
+    assert machines.undrain("a")
+    assert not machines.undrain("a")
+    assert machines.start("a") is not None
+    machines.clock.now += 61
+    assert not machines.beat("a")
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_runs_that_end_before_a_planned_drain_start(machines: Machines, parts: int) -> None:
+    """Expected is the time that recent runs of the family took in all their attempts."""
+    machines.run(90.0, MIN_RUNS, parts)
+    waits = submit(machines.database)
+    machines.drain("a", starts_in_s=1000.0)
+    machines.clock.now += 920
+    assert machines.start("a") is None
+    machines.clock.now -= 20
+    claim = machines.start("a")
+    assert claim is not None
+    assert claim.experiment_id == waits
+
+
+def test_a_family_without_recent_runs_starts_an_hour_before_a_planned_drain(
+    machines: Machines,
+) -> None:
+    machines.run(10.0)
+    machines.drain("a", starts_in_s=2 * UNKNOWN_RUN_S)
+    unknown, known = (submit(machines.database, priority=priority) for priority in (1, 0))
+    change(machines.database, unknown, family="vae")
+    machines.clock.now += UNKNOWN_RUN_S + 1
+    claim = machines.start("a")
+    assert claim is not None
+    assert claim.experiment_id == known
+    machines.clock.now -= 2
+    with machines.database.transaction() as session:
+        lease.release(session, claim)
+    claim = machines.start("a")
+    assert claim is not None
+    assert claim.experiment_id == unknown
+
+
+def test_the_reason_of_a_run_that_would_not_end_before_a_planned_drain(
+    machines: Machines,
+) -> None:
+    machines.run(5 * 3600.0)
+    machines.clock.now = 1_769_882_400.0  # 2026-01-31 18:00 UTC, a Saturday
+    for host in ("a", "b"):
+        machines.beat(host)
+    waits = submit(machines.database)
+    machines.drain("a", starts_in_s=3600.0)
+    assert place(machines.database, waits) == (0, "next in turn"), "on b"
+    submit(machines.database, priority=1)
+    assert machines.start("b") is not None
+    of_a = "a is drained from Sat 2026-01-31 19:00 UTC on, and runs of this family take up to 5 h"
+    found = found_places(machines.database, waits)[waits]
+    assert found.reason == f"{of_a}; the other workers are busy, next in turn"
+    assert not found.blocked
+    assert found.estimated_start is not None
+    in_s = found.estimated_start.timestamp() - machines.clock.now
+    assert in_s == pytest.approx(5 * 3600, abs=600), "on b"
+    machines.drain("b")
+    found = found_places(machines.database, waits)[waits]
+    assert (found.reason, found.blocked) == (of_a, True)
+    change(machines.database, waits, family="vae")
+    machines.clock.now += 30
+    machines.drain("b", starts_in_s=UNKNOWN_RUN_S - 90)
+    assert place(machines.database, waits)[1] == (
+        "b is drained from Sat 2026-01-31 18:59 UTC on and a is drained from "
+        "Sat 2026-01-31 19:00 UTC on, and it is not known how long runs of this family take"
+    )
 
 
 def test_a_drained_worker_is_no_spare_slot(either: Database) -> None:
