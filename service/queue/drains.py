@@ -35,11 +35,13 @@ def drain(
             hand_back_after_s = min(hand_back_after_s, lasts_s / 2)
     lock_claims(session)
     session.execute(delete(Drain).where(Drain.host == host))
+    clock: float = session.execute(select(now())).scalar_one()
     row = Drain(
         host=host,
-        starts_at=now() + (starts_in_s or 0.0),
-        hand_back_at=now() + hand_back_after_s,
-        until=None if lasts_s is None else now() + lasts_s,
+        since=clock,
+        starts_at=clock + (starts_in_s or 0.0),
+        hand_back_at=clock + hand_back_after_s,
+        until=None if lasts_s is None else clock + lasts_s,
         drained_by=drained_by,
     )
     session.add(row)

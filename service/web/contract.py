@@ -67,7 +67,10 @@ EXAMPLES: dict[str, list[Document]] = {
     "NewUser": [{"name": "ann", "role": "member"}],
     "UserChanges": [{"role": "viewer"}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
-    "NewDrain": [{"host": "gpu3", "hand_back_after_s": 1800, "lasts_s": 7200}],
+    "NewDrain": [
+        {"host": "gpu3", "hand_back_after_s": 1800, "lasts_s": 7200},
+        {"host": "gpu3", "starts_in_s": 432_000, "lasts_s": 446_400},
+    ],
     "SignInWith": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
     "Code": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
     "NewWebhook": [{"url": "https://example.org/ended", "statuses": ["failed"]}],

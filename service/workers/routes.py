@@ -46,6 +46,7 @@ from service.web.meters import Meters
 from service.web.route import JsonBody, StrictRoute
 from service.workers.models import Worker
 from service.workers.schemas import (
+    DrainList,
     DrainOut,
     NewDrain,
     WorkerHistory,
@@ -84,16 +85,26 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
     return WorkerList(items=items)
 
 
+@router.get("/v1/drains")
+def list_drains(database: DatabaseDep, user: Reader) -> DrainList:
+    """List the drains of machines that are planned or have not ended."""
+    with database.snapshot() as session:
+        rows = drains.drains(session).values()
+    return DrainList(items=[DrainOut.of(row) for row in rows])
+
+
 @router.post("/v1/drains", status_code=HTTPStatus.CREATED)
 def drain_host(new: JsonBody[NewDrain], database: DatabaseDep, user: Admin) -> DrainOut:
-    """Drain a machine, for example before its maintenance, or change its drain. Its workers start
-    no run. Their runs have some time to end; then they save checkpoints and return to the queue."""
+    """Drain a machine, for example for its maintenance, or change its drain. Its workers start no
+    run. Their runs have some time to end; then they save checkpoints and return to the queue. If
+    the drain begins later, runs that are expected to end before still start. A machine has one
+    drain at a time."""
     with database.transaction() as session:
         known = drains.hosts_of_a_day(session) | drains.drains(session).keys()
         if new.host not in known:
             detail = f"no worker of a machine {new.host} was alive in the last day"
             raise _not_found(detail, "machines", known)
-        times = {"hand_back_after_s": new.hand_back_after_s, "lasts_s": new.lasts_s}
+        times = new.model_dump(include={"starts_in_s", "hand_back_after_s", "lasts_s"})
         row = drains.drain(session, new.host, user.name, **times)
         audit.note(session, user, "host.drained", new.host, **times)
         return DrainOut.of(row)
@@ -105,7 +116,7 @@ def undrain_host(
     database: DatabaseDep,
     user: Admin,
 ) -> None:
-    """End the drain of a machine: its workers start runs again."""
+    """End the drain of a machine, also before it begins: its workers start runs again."""
     with database.transaction() as session:
         if not drains.undrain(session, host):
             known = drains.drains(session).keys()
@@ -201,12 +212,14 @@ def _families(session: Session, user: Caller, fair_share: FairShare) -> Iterator
     about = "time since the controller last looked for work"
     age_s = controller_last_look_s(session)
     yield GaugeMetricFamily("mpt_controller_last_look_seconds", about, value=age_s)
-    drained = drains.drains(session)
-    yield _workers([each for each in alive if each[0].host not in drained])
+    has_begun = {host: drain.has_begun for host, drain in drains.drains(session).items()}
+    yield _workers([each for each in alive if not has_begun.get(each[0].host)])
     about = "live workers that start no run because their machine is drained"
-    queues = [worker.queue for worker, _, _ in alive if worker.host in drained]
-    numbers = {queue.value: queues.count(queue) for queue in Queue}
-    yield _by_label(GaugeMetricFamily, "mpt_workers_drained", about, "queue", numbers)
+    yield _on_hosts(alive, {host for host, begun in has_begun.items() if begun},
+                    "mpt_workers_drained", about)  # fmt: skip
+    about = "live workers, of those in mpt_workers, with a planned drain of their machine"
+    yield _on_hosts(alive, {host for host, begun in has_begun.items() if not begun},
+                    "mpt_workers_drain_planned", about)  # fmt: skip
     about = "live workers that start no run because the store's disk is full"
     full = sum(worker.store_full for worker, _, _ in alive)
     yield GaugeMetricFamily("mpt_workers_store_full", about, value=full)
@@ -278,6 +291,12 @@ def _workers(alive: Alive) -> Metric:
         for busy in (False, True):
             family.add_metric([queue, str(busy).lower()], found.count((queue.value, busy)))
     return family
+
+
+def _on_hosts(alive: Alive, hosts: Set[str], name: str, about: str) -> Metric:
+    queues = [worker.queue for worker, _, _ in alive if worker.host in hosts]
+    numbers = {queue.value: queues.count(queue) for queue in Queue}
+    return _by_label(GaugeMetricFamily, name, about, "queue", numbers)
 
 
 def _shown_ids(session: Session, user: Caller, alive: Alive) -> Set[str]:

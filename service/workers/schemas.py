@@ -17,33 +17,52 @@ MAX_DRAIN_S = 366 * 86_400.0
 class NewDrain(RequestModel):
     host: Line
     """Name of the machine: `host` of its workers."""
+    starts_in_s: Annotated[float, Field(ge=0, le=MAX_DRAIN_S)] | None = None
+    """Seconds until the drain begins. Until then runs start that are expected to end before. null:
+    it begins at once."""
     hand_back_after_s: Annotated[float, Field(ge=0, le=MAX_DRAIN_S)] | None = None
-    """Seconds until the workers hand back the runs that have not ended. Default: an hour, or half
-    of a shorter drain."""
+    """Seconds until the workers hand back the runs that have not ended. Default: when the drain
+    begins, if `starts_in_s` is set; else an hour, or half of a shorter drain."""
     lasts_s: Annotated[float, Field(gt=0, le=MAX_DRAIN_S)] | None = None
     """Seconds until the drain ends by itself. null: an admin ends it."""
 
     @model_validator(mode="after")
-    def _hands_back_before_its_end(self) -> Self:
-        if self.lasts_s is not None and (self.hand_back_after_s or 0) >= self.lasts_s:
+    def _hands_back_between_its_begin_and_its_end(self) -> Self:
+        starts_in_s, hand_back_after_s = self.starts_in_s or 0.0, self.hand_back_after_s
+        if hand_back_after_s is not None and hand_back_after_s < starts_in_s:
+            detail = f"at least {starts_in_s:g}, when the drain begins"
+            reject([Problem("/hand_back_after_s", detail)])
+        if self.lasts_s is not None and starts_in_s >= self.lasts_s:
+            detail = f"more than {starts_in_s:g}, when the drain begins"
+            reject([Problem("/lasts_s", detail)])
+        if self.lasts_s is not None and (hand_back_after_s or 0) >= self.lasts_s:
             detail = f"less than {self.lasts_s:g}, when the drain ends"
             reject([Problem("/hand_back_after_s", detail)])
         return self
 
 
 class DrainOut(ResponseModel):
-    """The drain of a machine, whose workers start no run."""
+    """The drain of a machine, whose workers start no run once it has begun."""
 
     host: str
     """Name of the machine."""
     since: Moment
-    """Time at which it was drained."""
+    """Time at which the admin drained it, or planned the drain."""
+    starts_at: Moment
+    """Time at which the drain begins."""
+    has_begun: bool
+    """False if it is planned: its workers start runs that are expected to end before."""
     hand_back_at: Moment
     """Time at which its workers hand back the runs that have not ended."""
     until: Moment | None
     """Time at which the drain ends by itself. null: an admin ends it."""
     drained_by: str
     """Name of the admin."""
+
+
+class DrainList(ResponseModel):
+    items: list[DrainOut]
+    """Drains, the earliest first."""
 
 
 class WorkerOut(ResponseModel):
@@ -84,7 +103,7 @@ class WorkerOut(ResponseModel):
     """Families that it can run: those of this version, and those of packages that are installed
     there."""
     drain: DrainOut | None
-    """The drain of its machine. null: it is not drained."""
+    """The drain of its machine, also a planned one. null: none."""
     started_at: Moment
     """Time of its start."""
     silent_s: float

@@ -160,6 +160,7 @@ MATRIX = [
         query={"experiment": "a"}),
     row("GET", "/v1/workers",               "200  200   200    200   200    401  401  401  403"),
     row("GET", "/v1/workers/history",       "200  200   200    200   200    401  401  401  403"),
+    row("GET", "/v1/drains",                "200  200   200    200   200    401  401  401  403"),
     row("POST", "/v1/drains",               "403  403   403    201   403    401  401  401  403",
         body={"host": HOST}, scope=Scope.ADMIN),
     row("DELETE", "/v1/drains/{host}",      "403  403   403    204   403    401  401  401  403",

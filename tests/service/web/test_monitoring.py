@@ -21,7 +21,7 @@ from service.queue.lease import Claim, FailureCause
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.vocabulary import TERMINAL, Status
-from service.workers.models import Worker, WorkerSample
+from service.workers.models import Drain, Worker, WorkerSample
 from tests.support import stored
 from tests.support.attempts import submitted
 from tests.support.callers import database_of
@@ -327,6 +327,44 @@ def test_a_drained_machine(api: TestClient) -> None:
     assert [one["action"] for one in entries] == ["host.undrained", "host.drained"]
 
 
+@pytest.mark.usefixtures("history")
+def test_a_planned_drain(api: TestClient) -> None:
+    """All readers see it. Its workers count as workers that start runs until it begins."""
+    database = database_of(api)
+    with database.transaction() as session:
+        workers.beat(session, "gpu3:1", Vitals("gpu3", Queue.CPU, 1))
+
+    def shown() -> tuple[Any, ...]:
+        found = scrape(api)
+        names = ("mpt_workers_drained", "mpt_workers_drain_planned")
+        counts = found["mpt_workers", ("false", "cpu")], *(found[name, ("cpu",)] for name in names)
+        items = api.get("/v1/workers").json()["items"]
+        of_worker = [one["drain"] for one in items if one["host"] == "gpu3"]
+        assert api.get("/v1/drains").json()["items"] == [one for one in of_worker if one]
+        return *counts, *of_worker
+
+    assert shown() == (2, 0, 0, None)
+    answer = api.post("/v1/drains", json={"host": "gpu3", "starts_in_s": 3600, "lasts_s": 7200})
+    assert answer.status_code == 201
+    drain = answer.json()
+    assert shown() == (2, 0, 1, drain)
+    assert drain["hand_back_at"] == drain["starts_at"]
+    assert not drain["has_begun"]
+    starts_at, until = (datetime.fromisoformat(drain[name]) for name in ("starts_at", "until"))
+    assert abs(starts_at - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
+    assert (until - starts_at).total_seconds() == pytest.approx(3600, abs=1)
+    with database.transaction() as session:
+        session.execute(update(Drain).values(starts_at=now() - 1))
+    *counts, begun = shown()
+    assert (counts, begun["has_begun"]) == ([1, 1, 0], True)
+    with database.transaction() as session:
+        session.execute(update(Drain).values(starts_at=now() + 1000))
+    assert api.delete("/v1/drains/gpu3").status_code == 204
+    assert shown() == (2, 0, 0, None)
+    entries = api.get("/v1/audit", params={"object_id": "gpu3"}).json()["items"]
+    assert entries[1]["details"]["starts_in_s"] == 3600
+
+
 def test_a_drain_of_a_machine_that_there_is_not(api: TestClient, history: str) -> None:
     """The refusal names the machines, also those whose workers have left within a day."""
     database = database_of(api)
@@ -350,18 +388,22 @@ def test_a_drain_of_a_machine_that_there_is_not(api: TestClient, history: str) -
 
 
 @pytest.mark.parametrize(
-    ("after_s", "lasts_s", "pointer"),
+    ("times", "pointer"),
     [
-        (600, 600, "/hand_back_after_s"),
-        (-1, None, "/hand_back_after_s"),
-        (None, 0, "/lasts_s"),
-        (None, 1e9, "/lasts_s"),
+        ({"hand_back_after_s": 600, "lasts_s": 600}, "/hand_back_after_s"),
+        ({"hand_back_after_s": -1}, "/hand_back_after_s"),
+        ({"lasts_s": 0}, "/lasts_s"),
+        ({"lasts_s": 1e9}, "/lasts_s"),
+        ({"starts_in_s": -1}, "/starts_in_s"),
+        ({"starts_in_s": 1e9}, "/starts_in_s"),
+        ({"starts_in_s": 600, "hand_back_after_s": 599}, "/hand_back_after_s"),
+        ({"starts_in_s": 600, "lasts_s": 600}, "/lasts_s"),
     ],
 )
 def test_times_of_a_drain_that_are_refused(
-    api: TestClient, history: str, after_s: float | None, lasts_s: float | None, pointer: str
+    api: TestClient, history: str, times: dict[str, float], pointer: str
 ) -> None:
-    body = {"host": "host", "hand_back_after_s": after_s, "lasts_s": lasts_s}
+    body = {"host": "host", **times}
     refused = api.post("/v1/drains", json=body)
     assert refused.status_code == 422
     assert [one["pointer"] for one in refused.json()["errors"]] == [pointer]
