@@ -410,17 +410,32 @@ class Client(Connection):
         `at` holds the times, and each of `items` holds a list of values at those times."""
         return self._call("GET", "/v1/workers/history", params={"hours": hours})
 
+    def drains(self) -> list[Json]:
+        """List the drains of machines that are planned or have not ended, the earliest first."""
+        return self._items("/v1/drains")
+
     def drain(
-        self, host: str, hand_back_after_s: float | None = None, lasts_s: float | None = None
+        self,
+        host: str,
+        hand_back_after_s: float | None = None,
+        lasts_s: float | None = None,
+        starts_in_s: float | None = None,
     ) -> Json:
         """Let no further run start on a machine; for admins. Its runs are handed back after
         `hand_back_after_s` seconds (default: an hour, or half of a shorter drain). The drain ends
-        after `lasts_s` seconds, or with `undrain`."""
-        body = {"host": host, "hand_back_after_s": hand_back_after_s, "lasts_s": lasts_s}
+        after `lasts_s` seconds, or with `undrain`. With `starts_in_s` it begins after these
+        seconds, runs are handed back then by default, and runs that are expected to end before
+        still start."""
+        body = {
+            "host": host,
+            "starts_in_s": starts_in_s,
+            "hand_back_after_s": hand_back_after_s,
+            "lasts_s": lasts_s,
+        }
         return self._call("POST", "/v1/drains", json=body)
 
     def undrain(self, host: str) -> None:
-        """Let runs start on a drained machine again; for admins."""
+        """Let runs start on a machine again, or end its drain before it begins; for admins."""
         self._call("DELETE", f"/v1/drains/{quote(host, safe='')}")
 
     def users(self) -> list[Json]:

@@ -153,12 +153,15 @@ def audit(
 def drain(
     context: CommandContext,
     host: Annotated[str, typer.Argument(help='the machine, as "mpt workers" shows it')],
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="when the drain begins; default: now")
+    ] = None,
     hand_back: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="when remaining runs are handed back; default: in an hour, or in half of a "
-            "shorter drain",
+            help="when remaining runs are handed back; default: at --at, else in an hour, or in "
+            "half of a shorter drain",
         ),
     ] = None,
     until: Annotated[
@@ -170,12 +173,22 @@ def drain(
 
     Its current runs go on until they end or are handed back. Those that are handed back save a
     checkpoint, return to the queue and continue on other machines.
-    TIME is a duration (0s, 45m, 3h, 1d), a time of day (18:00) or a date (2026-01-31T18:00), in
-    the time zone of this terminal. The command may be repeated with other times.
+    Before --at, runs start that are expected to end in time.
+    TIME is a duration (0s, 45m, 3h, 1d), a time of day (18:00), also of a weekday ("Sat 08:00"),
+    or a date ("2026-01-31 18:00"), in the time zone of this terminal. With --at, the other times
+    are the next ones after it, and durations count from it. The command may be repeated with other
+    times: a machine has one drain.
     """
-    times = _seconds_until("--hand-back", hand_back), _seconds_until("--until", until)
-    row = context.client.drain(host, *times)
-    names = ("since", "hand_back_at", "until")
+    clock = datetime.now().astimezone()
+    start = clock if at is None else _time("--at", at, clock)
+    hand_back_at, until_at = (
+        None if typed is None else _time(option, typed, start)
+        for option, typed in (("--hand-back", hand_back), ("--until", until))
+    )
+    times = hand_back_at, until_at, None if at is None else start
+    seconds = (None if time is None else (time - clock).total_seconds() for time in times)
+    row = context.client.drain(host, *seconds)
+    names = ("starts_at", "hand_back_at", "until")
     shown = row if context.as_json else row | {name: local_time(row[name]) for name in names}
     context.show([shown], "host", *names, "drained_by")
 
@@ -185,7 +198,7 @@ def drain(
 def undrain(
     context: CommandContext, host: Annotated[str, typer.Argument(help="the drained machine")]
 ) -> None:
-    """Let runs start on a machine again."""
+    """Let runs start on a machine again, or cancel its planned drain."""
     context.client.undrain(host)
 
 
@@ -219,24 +232,43 @@ def _limit(name: str, typed: str) -> float | None:
         raise typer.BadParameter(f'{option} {typed}: give a number, or "none"') from None
 
 
-def _seconds_until(option: str, typed: str | None) -> float | None:
-    """Return the seconds until a typed time: a duration, a time of day or a date. Raises
-    BadParameter."""
-    if typed is None:
-        return None
+def _time(option: str, typed: str, after: datetime) -> datetime:
+    """Return a typed time: a duration from `after`, the next time of day or of a weekday after it,
+    or a date. Raises BadParameter."""
     if (length := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", typed)) is not None:
-        return float(length[1]) * UNITS_S[length[2]]
-    clock = datetime.now().astimezone()
+        return after + timedelta(seconds=float(length[1]) * UNITS_S[length[2]])
+    parts = re.fullmatch(r"(?:([a-z]{3,}) +)?(\d\d:\d\d)", typed.lower())
     try:
-        if re.fullmatch(r"\d\d:\d\d", typed):
-            at = datetime.combine(clock, time.fromisoformat(typed)).astimezone()
-            if at < clock:
-                at = datetime.combine(clock + timedelta(days=1), at.time()).astimezone()
-        else:
+        if parts is None:
             at = datetime.fromisoformat(typed).astimezone()
+        else:
+            weekday = None if parts[1] is None else _weekday(parts[1])
+            at = _next(time.fromisoformat(parts[2]), weekday, after)
     except ValueError:
-        message = f"{option} {typed}: give a time such as 45m, 3h, 18:00 or 2026-01-31T18:00"
+        message = (
+            f"{option} {typed}: give a duration such as 45m, 3h or 1d, or a time such as 18:00, "
+            '"Sat 08:00" or "2026-01-31 18:00"'
+        )
         raise typer.BadParameter(message) from None
-    if at < clock:
-        raise typer.BadParameter(f"{option} {typed}: this time has passed")
-    return (at - clock).total_seconds()
+    if at < after:
+        is_later = after > datetime.now().astimezone()
+        problem = "this is before --at" if is_later else "this time has passed"
+        raise typer.BadParameter(f"{option} {typed}: {problem}")
+    return at
+
+
+def _weekday(name: str) -> int:
+    """Return the number of a weekday, Monday is 0. Raises ValueError."""
+    names = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+    return [known.startswith(name) for known in names].index(True)
+
+
+def _next(time_of_day: time, weekday: int | None, after: datetime) -> datetime:
+    """Return the next such time in the time zone of this terminal, on any day or on a weekday."""
+    days = (after.date() + timedelta(days=number) for number in range(9))
+    times = (
+        datetime.combine(day, time_of_day).astimezone()
+        for day in days
+        if weekday in (None, day.weekday())
+    )
+    return next(at for at in times if at >= after)

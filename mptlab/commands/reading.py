@@ -1,7 +1,7 @@
 """Commands that show experiments and their results."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -291,12 +291,14 @@ def _families(*workers: Json) -> set[str]:
 
 
 def _drained(worker: Json) -> str | None:
-    """Return who has drained a worker's machine and until when, and when its run is handed back."""
+    """Return who has drained a worker's machine, from when on and until when, and when its run is
+    handed back."""
     if (drain := worker.get("drain")) is None:
         return None
+    start = "" if drain["has_begun"] else f" from {local_time(drain['starts_at'])}"
     until = "" if drain["until"] is None else f" until {local_time(drain['until'])}"
     end = f", hands back at {local_time(drain['hand_back_at'])}" if worker["busy"] else ""
-    return f"by {drain['drained_by']}{until}{end}"
+    return f"by {drain['drained_by']}{start}{until}{end}"
 
 
 def _memory_columns(worker: Json) -> Json:
@@ -315,12 +317,15 @@ def _memory_columns(worker: Json) -> Json:
 @app.command()
 @with_context
 def queue(context: CommandContext) -> None:
-    """Print your share of the server (like Slurm's sshare) and your waiting experiments."""
+    """Print your share of the server (like Slurm's sshare), planned drains of machines, and your
+    waiting experiments."""
     share = context.client.queue()
-    context.tell(share, _queue_lines(share))
+    drains = () if context.as_json else context.client.drains()
+    planned = [drain for drain in drains if not drain["has_begun"]]
+    context.tell(share, _queue_lines(share, planned))
 
 
-def _queue_lines(queue: Json) -> Iterator[str]:
+def _queue_lines(queue: Json, planned: Sequence[Json]) -> Iterator[str]:
     columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")
     names = ("raw_shares", "norm_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
     share = {
@@ -335,6 +340,11 @@ def _queue_lines(queue: Json) -> Iterator[str]:
     )
     if (hours := queue["max_gpu_hours_a_day"]) is not None:
         yield f"GPU-hours in the last 24 h: {queue['gpu_hours']:.3g} of {hours:g}"
+    for drain in planned:
+        yield (
+            f"{drain['host']} is drained from {local_time(drain['starts_at'])} on: runs that would "
+            "not end before wait, or start on other machines"
+        )
     for waiting in queue["items"]:
         start = waiting["queue"]["estimated_start"] or "unknown"
         yield f"{waiting['id']}  {waiting['queue']['reason']}; starts: {start}"

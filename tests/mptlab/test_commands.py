@@ -135,7 +135,9 @@ def test_a_limit_is_a_number_or_none(typed: Typed, limit: list[str]) -> None:
 
 
 DRAIN = {"host": "gpu3", "since": "2026-01-31T16:00:00Z", "drained_by": "ann",
+         "starts_at": "2026-01-31T16:00:00Z", "has_begun": True,
          "hand_back_at": "2026-01-31T17:00:00Z", "until": None}  # fmt: skip
+PLANNED = {**DRAIN, "has_begun": False}
 
 
 def test_times_of_a_drain(typed: Typed) -> None:
@@ -152,16 +154,77 @@ def test_times_of_a_drain(typed: Typed) -> None:
     ):
         client = Recording(drain=DRAIN)
         assert typed(client, "admin", "drain", "gpu3", *words)[0] == 0
-        ((*_, hand_back, until),) = client.calls
+        ((*_, hand_back, until, start),) = client.calls
         assert hand_back == hand_back_s
         assert until == (until_s and pytest.approx(until_s, abs=90))
+        assert start is None
 
 
-@pytest.mark.parametrize("until", ["soon", "1w", "2026-01-01"])
-def test_a_time_that_is_none_or_has_passed_is_refused(typed: Typed, until: str) -> None:
+DAY_S = 86_400.0
+TOLERANCE_S = 3690.0
+"""A day may have an hour more or less."""
+
+
+@pytest.mark.parametrize("name", ["%a", "%A"])
+def test_a_planned_drain_begins_at_a_typed_time(typed: Typed, name: str) -> None:
+    """Later times are the next ones after its begin."""
+    in_two_days, an_hour_ago = (datetime.now() + timedelta(hours=hours) for hours in (48, -1))
+    for at, begin_s in (
+        ("3h", 3 * 3600),
+        (f"{in_two_days:{name} %H:%M}", 2 * DAY_S),
+        (f"{an_hour_ago:{name} %H:%M}", 7 * DAY_S - 3600),
+        (f"{an_hour_ago:%H:%M}", DAY_S - 3600),
+        (f"{in_two_days:%Y-%m-%d %H:%M}", 2 * DAY_S),
+    ):
+        for until, hand_back, end_s, hand_back_s in (
+            ("1.5h", "30m", 5400, 1800),
+            ("1d", None, DAY_S, None),
+        ):
+            client = Recording(drain=PLANNED)
+            words = (
+                "--at",
+                at,
+                "--until",
+                until,
+                *(("--hand-back", hand_back) if hand_back else ()),
+            )
+            assert typed(client, "admin", "drain", "gpu3", *words)[0] == 0
+            ((*_, hands_back, ends, begins),) = client.calls
+            assert begins == pytest.approx(
+                begin_s, abs=TOLERANCE_S if begin_s >= DAY_S - 3600 else 90
+            )
+            assert ends - begins == pytest.approx(end_s)
+            assert hands_back == (hand_back_s and pytest.approx(begins + hand_back_s))
+
+
+def test_a_time_of_day_is_the_next_one_after_the_begin(typed: Typed) -> None:
+    client = Recording(drain=PLANNED)
+    words = ("--at", "2100-12-04 08:00", "--hand-back", "08:30", "--until", "Sun 07:00")
+    assert typed(client, "admin", "drain", "gpu3", *words)[0] == 0
+    ((*_, hand_back, until, begin),) = client.calls
+    assert hand_back - begin == pytest.approx(1800)
+    assert until - begin == pytest.approx(23 * 3600), "2100-12-05 is a Sunday"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--until", "soon"),
+        ("--until", "1w"),
+        ("--until", "2026-01-01"),
+        ("--at", "2026-01-01 08:00"),
+        ("--at", "Sut 08:00"),
+        ("--at", "Sat"),
+        ("--at", "25:00"),
+        ("--at", "2100-01-31 08:00", "--until", "2100-01-30 08:00"),
+        ("--at", "2100-01-31 08:00", "--hand-back", "2100-01-30 08:00"),
+    ],
+)
+def test_a_time_that_is_none_or_has_passed_is_refused(typed: Typed, words: tuple[str, ...]) -> None:
     client = Recording()
-    assert typed(client, "admin", "drain", "gpu3", "--until", until)[0] == 2
-    assert client.calls == []
+    code, _, error = typed(client, "admin", "drain", "gpu3", *words)
+    assert (code, client.calls) == (2, [])
+    assert " ".join(words[-2:]) in one_line(error)
 
 
 def test_the_audit_is_printed_up_to_the_limit(typed: Typed) -> None:
@@ -280,6 +343,8 @@ def test_drained_machines_are_shown_with_their_workers(typed: Typed) -> None:
     lines = [line for line in shown.splitlines() if "gpu3" in line]
     assert f"by ann, hands back at {at}" in lines[0]
     assert f"by ann until {end}" in lines[1]
+    planned = {**drained, "busy": False, "drain": {**PLANNED, "starts_at": DRAIN["hand_back_at"]}}
+    assert f"by ann from {at}" in typed(Recording(workers=[planned]), "workers")[1]
     client = Recording()
     assert typed(client, "admin", "undrain", "gpu3")[0] == 0
     assert client.calls == [("undrain", "gpu3")]
@@ -346,15 +411,17 @@ def test_the_own_share_is_printed_with_the_names_of_slurm(typed: Typed) -> None:
     waiting = {"id": ID, "queue": {"reason": "priority", "estimated_start": None}}
     queue = {"share": share, "running": 2, "max_running": 4, "submitted": 3, "max_submitted": None,
              "gpu_hours": 1.23456, "max_gpu_hours_a_day": 8.0, "items": [waiting]}  # fmt: skip
-    code, shown, _ = typed(Recording(queue=queue), "queue")
-    names, figures, counts, hours, item = map(one_line, shown.splitlines())
+    drains = [DRAIN, {**PLANNED, "host": "gpu4"}]
+    code, shown, _ = typed(Recording(queue=queue, drains=drains), "queue")
+    names, figures, counts, hours, drain, item = map(one_line, shown.splitlines())
     assert code == 0
     assert names == "RawShares NormShares RawUsage EffectvUsage LevelFS FairShare"
     assert figures == "1 0.5 3.25 - 2 0.333333"
     assert counts == "running 2 of 4, submitted 3"
     assert "1.23 of 8" in hours
     assert item == f"{ID} priority; starts: unknown"
-    without_limit = Recording(queue={**queue, "max_gpu_hours_a_day": None})
+    assert drain.startswith("gpu4 is drained from 2026-01-3")
+    without_limit = Recording(queue={**queue, "max_gpu_hours_a_day": None}, drains=[])
     assert "GPU-hours" not in typed(without_limit, "queue")[1]
 
 
