@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from service.db.engine import Database, now
-from service.experiments.models import Experiment, Queue
+from service.experiments.models import Attempt, Experiment, Queue
 from service.fair_share import FairShare
 from service.queue import drains, lease, rooms, workers
 from service.queue.drains import HAND_BACK_AFTER_S
@@ -245,6 +245,47 @@ def test_the_reason_of_a_run_that_would_not_end_before_a_planned_drain(
         "b is drained from Sat 2026-01-31 18:59 UTC on and a is drained from "
         "Sat 2026-01-31 19:00 UTC on, and it is not known how long runs of this family take"
     )
+
+
+def test_runs_on_gpus_do_not_tell_how_long_runs_on_cpus_take(machines: Machines) -> None:
+    machines.run(10.0)
+    with machines.database.transaction() as session:
+        session.execute(update(Attempt).values(queue=Queue.GPU))
+    submit(machines.database)
+    machines.drain("a", starts_in_s=1000.0)
+    assert machines.start("a") is None
+
+
+def test_the_reason_does_not_name_a_planned_drain_of_a_busy_or_small_machine(
+    machines: Machines,
+) -> None:
+    for host in ("a", "b"):
+        submit(machines.database)
+        assert machines.start(host) is not None
+    machines.beat("small", gib=0.5)
+    waits = submit(machines.database)
+    with machines.database.transaction() as session:
+        session.get_one(Experiment, waits).memory_bytes = GIB
+    for host in ("a", "small"):
+        machines.drain(host, starts_in_s=60.0)
+    assert "drained" not in place(machines.database, waits)[1]
+
+
+def test_the_reason_of_a_run_whose_only_large_machine_has_a_planned_drain(
+    machines: Machines,
+) -> None:
+    machines.beat("large", gib=64)
+    large = submit(machines.database)
+    with machines.database.transaction() as session:
+        session.get_one(Experiment, large).memory_bytes = 32 * GIB
+    for host in ("large", "a"):
+        machines.drain(host, starts_in_s=60.0)
+    found = found_places(machines.database, large)[large]
+    assert found.blocked
+    assert found.reason.startswith("large is drained from ")
+    with machines.database.transaction() as session:
+        session.get_one(Experiment, large).memory_bytes = 100 * GIB
+    assert "hold at most 1 GiB" in place(machines.database, large)[1]
 
 
 def test_a_drained_worker_is_no_spare_slot(either: Database) -> None:
