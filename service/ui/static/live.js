@@ -76,7 +76,7 @@ addEventListener("visibilitychange", () => {
  * Asks now, and again whenever there may be something new, until `ask` gives false or the function
  * that this gives back is called. A page that no one looks at does not ask.
  *
- * This is the one place that decides when: by the service's events, and by the clock.
+ * This decides when, for all but the banner of planned drains: by the service's events, and by the clock.
  */
 export function follow(ask) {
   let timer = null;

@@ -265,6 +265,39 @@ def test_the_lab_shows_drained_machines(page: Page, lab: BrowsedLab) -> None:
     expect(worker).not_to_contain_text("drained")
 
 
+def test_each_page_announces_a_drain_of_the_next_day(
+    page: Page, stranger: Page, lab: BrowsedLab
+) -> None:
+    """Every user sees it. A later drain is not announced yet, and one that has begun no more."""
+    signed_in(stranger, lab.service, key_of(lab.database, "vera", Role.VIEWER))
+    worker = page.get_by_role("region", name="Workers").get_by_role("row", name="node2:gpu0 NVIDIA")
+
+    def plan(host: str, **times: float) -> None:
+        with lab.database.transaction() as session:
+            workers.beat(session, "node2:gpu0", H100)
+            drains.drain(session, host, "ann", **times)
+
+    try:
+        plan("node2", starts_in_s=7200.0, lasts_s=9000.0)
+        plan("node3", starts_in_s=2 * 86_400.0)
+        plan("node4")
+        for reader in (page, stranger):
+            for path in ("/", "/sweeps", "/new", "/paper", "/lab"):
+                reader.goto(lab.url(path))
+                banner = reader.locator(".banner")
+                expect(banner).to_have_count(1)
+                expect(banner).to_contain_text("node2 is drained from")
+        expect(worker).to_contain_text("starts only runs that end before")
+    finally:
+        with lab.database.transaction() as session:
+            for host in ("node2", "node3", "node4"):
+                drains.undrain(session, host)
+    page.reload()
+    expect(worker).to_be_visible()
+    expect(page.locator(".banner")).to_have_count(0)
+    expect(worker).not_to_contain_text("drained")
+
+
 def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) -> None:
     signed_in(stranger, lab.service, key_of(lab.database, "mia", Role.MEMBER))
     stranger.goto(lab.url("/lab"))

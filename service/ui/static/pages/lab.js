@@ -54,7 +54,11 @@ function Usage({ queue }) {
   </section>`;
 }
 
-const drained = ({ drained_by: by, until }) => `starts no run: its machine is drained by ${by}${until ? ` until ${dateTime(until)}` : ""}`;
+function drained({ drained_by: by, has_begun: hasBegun, starts_at: start, until }) {
+  const end = until ? ` until ${dateTime(until)}` : "";
+  if (hasBegun) return `starts no run: its machine is drained by ${by}${end}`;
+  return `starts only runs that end before ${dateTime(start)}: then its machine is drained by ${by}${end}`;
+}
 
 function memory({ gpu, ...worker }) {
   const [free, total, used, where] = gpu
