@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, stored_spec_if_known
@@ -27,6 +27,7 @@ LOOKED_AT = 200
 MIN_RUNS = 5
 SHARE = 0.8
 """Share of runs within the interval; as many are below it as above."""
+NEARLY_ALL = 0.9
 
 
 def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> RuntimeOut | None:
@@ -77,31 +78,38 @@ def _latest(
     ).all()
 
 
+_ATTEMPTS = Attempt.metadata.tables[Attempt.__tablename__]
+_LATEST = (
+    select(_ATTEMPTS.c.experiment_id, _ATTEMPTS.c.family)
+    .where(
+        _ATTEMPTS.c.queue == bindparam("queue"),
+        _ATTEMPTS.c.ended_at.is_not(None),
+        _ATTEMPTS.c.outcome == Status.SUCCEEDED,
+    )
+    .order_by(_ATTEMPTS.c.ended_at.desc())
+    .limit(LOOKED_AT)
+    .subquery()
+)
+_LATEST_TIMES = (
+    select(_LATEST.c.family, func.sum(_ATTEMPTS.c.ended_at - _ATTEMPTS.c.started_at))
+    .join(_ATTEMPTS, _ATTEMPTS.c.experiment_id == _LATEST.c.experiment_id)
+    .group_by(_LATEST.c.experiment_id, _LATEST.c.family)
+)
+"""Built once, because each claim executes it while a drain is planned."""
+
+
 def recent_runtimes(session: Session, queue: Queue) -> dict[str, float]:
     """Return how long nearly all of the latest runs on a kind of slot took, in seconds by family,
-    whatever their work. One run in ten took longer. Left out are families with few such runs. The
-    time of a run is that of all its attempts."""
-    latest = (
-        select(Attempt.experiment_id, Attempt.family)
-        .where(
-            Attempt.queue == queue,
-            Attempt.ended_at.is_not(None),
-            Attempt.outcome == Status.SUCCEEDED,
-        )
-        .order_by(Attempt.ended_at.desc())
-        .limit(LOOKED_AT)
-        .subquery()
-    )
-    rows = session.execute(
-        select(latest.c.family, func.sum(Attempt.ended_at - Attempt.started_at))
-        .join(Attempt, Attempt.experiment_id == latest.c.experiment_id)
-        .group_by(latest.c.experiment_id, latest.c.family)
-    )
-    ran = defaultdict[str, list[tuple[float, float]]](list)
-    for family, took_s in rows:
-        ran[family].append((0.0, math.log(max(1e-3, took_s or 0.0))))
-    found = {family: learned(times, log_work=0.0) for family, times in ran.items()}
-    return {family: runtime.high_s for family, runtime in found.items() if runtime is not None}
+    whatever their work: at most one in ten took longer. Left out are families with few such runs.
+    The time of a run is that of all its attempts."""
+    times = defaultdict[str, list[float]](list)
+    for family, took_s in session.execute(_LATEST_TIMES, {"queue": queue}):
+        times[family].append(took_s)
+    return {
+        family: sorted(of_family)[int(NEARLY_ALL * len(of_family))]
+        for family, of_family in times.items()
+        if len(of_family) >= MIN_RUNS
+    }
 
 
 def _log_work(spec: ExperimentSpec) -> float:
