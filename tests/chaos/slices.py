@@ -63,7 +63,7 @@ def _summarise(weeks: list[Week]) -> None:
     print(
         f"{len(weeks)} labs: due for at most {due[-1]:.2f} h (median {due[middle]:.2f}),",
         f"usage off by {off[-1]:.2f} slices (median {off[middle]:.2f}),",
-        f"{max(one.off for one in weeks):.1%} of shares of 20 slices or more,",
+        f"{max(one.off for one in weeks):.1%} of shares of 30 slices or more,",
         f"{sum(one.displaced for one in findings)} runs gave way,",
         f"{sum(len(one.useless) for one in findings)} in vain,",
         f"{sum(len(one.in_turns) for one in findings)} in turns,",

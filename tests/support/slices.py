@@ -30,7 +30,7 @@ class Week:
     off_slices: float
     """Largest deviation of the usage of a user who always waits from its share, in slices."""
     off: float
-    """The same relative to that share, of users whose share is at least 20 slices."""
+    """The same relative to that share, of users whose share is at least 30 slices."""
     repeated: float
     """Part of the slot time for the start of runs that had given way."""
     findings: Findings
@@ -72,7 +72,7 @@ def week(
         slots=slots,
         longest_due_h=findings.longest_due_s / HOUR_S,
         off_slices=max(off.values()) / SLICE_S,
-        off=max((off[one] / due[one] for one in always if due[one] > 20 * SLICE_S), default=0.0),
+        off=max((off[one] / due[one] for one in always if due[one] > 30 * SLICE_S), default=0.0),
         repeated=findings.repeated_s / (slots * WEEK_S),
         findings=findings,
     )
