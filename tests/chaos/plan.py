@@ -19,6 +19,7 @@ class Plan:
     database_away_s: float
     cancels: int
     pauses: int
+    displacements: int
     stalls: int
     slow_disks: int
     failovers: int
@@ -37,11 +38,11 @@ MEMORY_MIB = 2000
 """Enough for one large run beside two workers, and too little for two."""
 SHORT = Plan(kills=4, container_kills=1, lab_stops=0, stops=1, controller_stops=1, flushes=1,
              broker_restarts=0, black_holes=0, database_restarts=1, database_away_s=0.0, cancels=1,
-             pauses=2, stalls=0, slow_disks=1, failovers=1,
+             pauses=2, displacements=3, stalls=0, slow_disks=1, failovers=1,
              every_s=(0.2, 1.0), waiting=2)  # fmt: skip
 LONG = Plan(kills=200, container_kills=60, lab_stops=10, stops=50, controller_stops=20, flushes=10,
             broker_restarts=10, black_holes=5, database_restarts=30, database_away_s=90.0,
-            cancels=15, pauses=30, stalls=4, slow_disks=20, failovers=10,
+            cancels=15, pauses=30, displacements=60, stalls=4, slow_disks=20, failovers=10,
             disk_fills=8, memory_mib=MEMORY_MIB)  # fmt: skip
 BRIEF = replace(SHORT, disk_fills=2, memory_mib=MEMORY_MIB)
 """The short plan with a disk and a limit of memory."""

@@ -27,7 +27,7 @@ from service.db.engine import Database
 from service.experiments.models import Attempt, Experiment, Held, Wait
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import lease, states
+from service.queue import giving_way, lease, states
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.queue.ledger import Use, decayed_usage
 from service.queue.quota import UNLIMITED
@@ -275,6 +275,8 @@ class QueueMachine(RuleBasedStateMachine):
         run.written = after
         if requested.desired != DesiredState.RUN:
             self._end(worker, lambda session: lease.release(session, run.claim))
+        elif requested.gives_way:
+            self._end(worker, lambda session: lease.give_way(session, run.claim))
 
     def _end(self, worker: int, commit: Callable[[Any], object]) -> None:
         run = self.runs.pop(worker)
@@ -378,6 +380,15 @@ class QueueMachine(RuleBasedStateMachine):
             commits[how] = lambda s: lease.hand_back(s, claim, how, most, cause)
         failed = partial(lease.finish, claim=claim, status=Status.FAILED, failure=cause)
         self._end(worker, commits.get(how, failed))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def ask_to_give_way(self, data: st.DataObject) -> None:
+        """Ask one run and no others, to give way to an experiment that may have ended."""
+        run = self.runs[data.draw(st.sampled_from(sorted(self.runs)))]
+        (other,) = self._some(data, 1)
+        with self.database.transaction() as session:
+            giving_way.ask(session, {run.claim.experiment_id: other})
 
     # Time
 

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from mptlab import Client, NoAnswer, Refused
 from service.accounts.models import User
 from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.experiments.models import Experiment
+from service.experiments.models import GAVE_WAY, Attempt, Experiment
 from service.operations.prepare import prepare
+from service.queue import giving_way
 from service.queue.models import LEAD_S
 from service.queue.states import is_terminal, request
 from service.settings import Settings
@@ -54,6 +55,8 @@ SETTLE_S = 240.0
 STALL_S = 20.0
 ORPHAN_S = 30.0
 LEASE_S = 3.0
+SLICE_S = 4.0
+"""Slice of all runs: long enough for a checkpoint, and shorter than many of them."""
 NOTICE_S = 3.0
 """Time that workers have to notice that the disk is full."""
 RESERVE_BYTES = 20 * 2**20
@@ -127,6 +130,9 @@ class Storm:
         database = Database(self.settings.url)
         self._settle(database)
         counts = check(database, self.accepted, fair_share=self.settings.share)
+        with database.snapshot() as session:
+            gave_way = select(func.count()).where(Attempt.outcome == GAVE_WAY)
+            self.tally.done["runs that gave way"] = session.scalar(gave_way) or 0
         zeros = {
             "false reaps": false_reaps(database, self.tally.blame),
             "false failures": false_failures(database, self.kinds, MAY_FAIL, self.tally.full),
@@ -203,6 +209,7 @@ class Storm:
             + [self._restart_database] * plan.database_restarts
             + [self._cancel] * plan.cancels
             + [self._pause] * plan.pauses
+            + [self._displace] * plan.displacements
             + [self._stall] * plan.stalls
             + [self._slow_disk] * plan.slow_disks
             + [self._failover] * plan.failovers
@@ -304,6 +311,16 @@ class Storm:
         time.sleep(self.random.uniform(0, 3))
         self._ask(DesiredState.RUN, paused)
 
+    def _displace(self) -> None:
+        """Ask all runs to give way to others, as the controller asks those that have had their
+        slice. It withdraws what helps nobody, unless they have saved before."""
+        with closing(Database(self.settings.url)) as database, database.transaction() as session:
+            ids = select(Experiment.id)
+            running = session.scalars(ids.where(Experiment.status == Status.RUNNING)).all()
+            waiting = session.scalars(ids.where(Experiment.status == Status.QUEUED)).all()
+            others = waiting or ["none"]
+            giving_way.ask(session, {one: self.random.choice(others) for one in running})
+
     def _ask(self, desired: DesiredState, experiment_id: str | None = None) -> str | None:
         """Request a change of a running experiment, if there is one, as the API does."""
         database = Database(self.settings.url)
@@ -356,7 +373,12 @@ class Storm:
                 self._start(name)
 
     def _start(self, name: str) -> None:
-        more = {"LEASE_S": LEASE_S, "STALL_S": STALL_S, "RESERVE_BYTES": RESERVE_BYTES}
+        more = {
+            "SHARE__SLICE_S": SLICE_S,
+            "LEASE_S": LEASE_S,
+            "STALL_S": STALL_S,
+            "RESERVE_BYTES": RESERVE_BYTES,
+        }
         given = {f"MPT_{key}": str(value) for key, value in more.items()}
         process = self.lab.start(name, *self.commands[name], **given)
         if self.memory is not None and name in WORKERS:
