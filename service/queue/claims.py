@@ -151,11 +151,11 @@ def choose(
     *,
     lock: bool = False,
 ) -> tuple[Candidate, str] | None:
-    """Return the next user and experiment for a worker, or None. The one to which its last run gave
-    way comes first. Skipped are users at a limit, users whose runs use all workers except the spare
-    ones, and experiments for which this worker lacks the family or the memory, or an idle GPU is
-    the better place. With `lock` the experiment is locked, and those that another transaction has
-    locked are skipped, because it may hang."""
+    """Return the next user and experiment for a worker, or None. The one for which the worker is
+    reserved comes first. Skipped are users at a limit, users whose runs use all workers except the
+    spare ones, and experiments for which this worker lacks the family or the memory, or an idle GPU
+    is the better place. With `lock` the experiment is locked, and those that another transaction
+    has locked are skipped, because it may hang."""
     here = next((place for place in all_places if place.worker_id == worker), None)
     if here is not None and here.drained_until is not None:
         return None
@@ -309,12 +309,6 @@ def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
         return False
     kept = max(later, key=lambda place: place.room).short_memory(needed)
     return kept is not None and kept.id in here.memory_ids
-
-
-def idle_gpu_room(user: Candidate, gpus: Sequence[Place]) -> int:
-    """Return the room of the idle GPU with the most, if the user's run may start on it; else -1."""
-    idle = [place.room for place in gpus if place.is_idle and user.may_begin(Queue.GPU)]
-    return int(min(max(idle, default=-1), MAX_BYTES))
 
 
 def gpu_run_is_first(session: Session, user: Candidate, gpus: Sequence[Place]) -> bool:

@@ -28,12 +28,12 @@ from service.queue.claims import (
     candidates,
     count_startable,
     gpu_run_is_first,
-    idle_gpu_room,
 )
 from service.queue.forecast import expected_end, mean_length_s
 from service.queue.ledger import slot_weight
 from service.queue.rooms import Place
 from service.vocabulary import DesiredState, Status
+from service.workers.models import Worker
 
 ENDS_SOON = 1 / 5
 """A run that is expected to end within this part of a slice is left to end, as long as the other
@@ -99,21 +99,33 @@ def may_displace(waiting: Waiting, run: Run, slice_s: float) -> bool:
     return is_before and run.lasted_s >= slice_s
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Changes of current runs, by the ids of experiments and workers."""
+
+    gives_way_to: Mapping[str, str]
+    """The experiment that each of these runs gives way to."""
+    reserved_for: Mapping[str, str]
+    """The experiment that each of these workers starts after its run."""
+
+
 @dataclass
 class _Plan:
-    """The runs of a queue that give way, chosen for one waiting experiment after the other."""
+    """The runs of a queue that end or give way, chosen for one waiting experiment after the
+    other."""
 
     slice_s: float
     places: Sequence[Place]
     """Workers that may start a run once theirs has ended."""
     runs: Mapping[str, Run]
     """Current runs by worker."""
-    asked: dict[str, str] = field(default_factory=dict)
-    """The experiment that each run gives way to, by their ids."""
+    gives_way_to: dict[str, str] = field(default_factory=dict)
+    served: dict[str, str] = field(default_factory=dict)
+    """The experiment that each of these workers starts next."""
     ended: set[str] = field(default_factory=set)
     """Workers whose runs end soon or give way."""
     spoken_for: set[str] = field(default_factory=set)
-    """Workers that start one of the experiments before."""
+    """Workers whose places or memory the experiments before need."""
     planned: dict[str, int] = field(default_factory=dict)
     """Memory for these experiments, by memory."""
 
@@ -130,12 +142,13 @@ class _Plan:
                 self.places = [one for one in self.places if one.room_without_ours < needed]
             return
         _, place, ending = min(ways, key=lambda way: way[0])
+        self.served[place.worker_id] = waiting.experiment_id
         self.spoken_for |= {place.worker_id, *(run.worker_id for run in ending)}
         self.ended |= {run.worker_id for run in ending}
         for memory in place.memories:
             self.planned[memory.id] = self.planned.get(memory.id, 0) + waiting.memory_bytes
         for run in self._giving(waiting, ending):
-            self.asked[run.experiment_id] = waiting.experiment_id
+            self.gives_way_to[run.experiment_id] = waiting.experiment_id
 
     def _ending(self, waiting: Waiting, place: Place) -> list[Run] | None:
         """Return the runs that have to end before a worker can start an experiment; None if some
@@ -193,23 +206,22 @@ class _Plan:
 
 def plan(
     waiting: Iterable[Waiting], runs: Sequence[Run], places: Sequence[Place], slice_s: float
-) -> dict[str, str]:
-    """Return which runs of a queue have to give way to which experiments, by their ids. `waiting`
-    has the experiments that only wait for a place, in the order in which they are served."""
+) -> Decision:
+    """Return which runs of a queue give way, and which workers are reserved. `waiting` has the
+    experiments that only wait for a place, in the order in which they are served."""
     usable = [place for place in places if not place.store_full]
     chosen = _Plan(slice_s, usable, {run.worker_id: run for run in runs})
     for one in waiting:
         if all(place.worker_id in chosen.spoken_for for place in chosen.places):
             break
         chosen.serve(one)
-    return chosen.asked
+    return Decision(chosen.gives_way_to, chosen.served)
 
 
-def choose_all(
-    session: Session, fair_share: FairShare, all_places: Sequence[Place]
-) -> dict[str, str]:
-    """Return which runs have to give way to which experiments, by their ids."""
-    chosen: dict[str, str] = {}
+def choose_all(session: Session, fair_share: FairShare, all_places: Sequence[Place]) -> Decision:
+    """Return which current runs give way, and which of their workers are reserved."""
+    gives_way_to: dict[str, str] = {}
+    reserved_for: dict[str, str] = {}
     usable = [place for place in all_places if place.drained_until is None]
     for queue in (Queue.GPU, Queue.CPU) if fair_share.slice_s else ():
         places = [place for place in usable if place.queue == queue]
@@ -218,39 +230,50 @@ def choose_all(
             continue
         clock: float = session.execute(select(now())).scalar_one()
         rows = session.execute(_RUNS.where(Experiment.queue == queue)).all()
-        users = _users(session, fair_share, queue, rows, clock)
         mean_s = mean_length_s(session, queue)
-        runs = [_run(row, users[row.owner_id], mean_s, clock) for row in rows]
+        left_s = {row.id: _left_s(row, mean_s, clock) for row in rows}
+        users = _users(session, fair_share, queue, rows, left_s, clock)
+        runs = [_run(row, users[row.owner_id], left_s[row.id], clock) for row in rows]
         waiting = (
             one
             for one in _waiting(session, queue, fair_share, usable, users, clock)
-            if one.experiment_id not in chosen.values()
+            if one.experiment_id not in reserved_for.values()
         )
-        chosen |= plan(waiting, runs, places, fair_share.slice_s)
-    return chosen
+        chosen = plan(waiting, runs, places, fair_share.slice_s)
+        gives_way_to |= chosen.gives_way_to
+        reserved_for |= chosen.reserved_for
+    busy = {place.worker_id for place in usable if not place.is_idle}
+    return Decision(gives_way_to, {id: one for id, one in reserved_for.items() if id in busy})
 
 
-def ask(session: Session, chosen: Mapping[str, str]) -> None:
-    """Ask these runs to give way, and no others. Their workers learn it with the next heartbeat."""
-    asked = select(Experiment.id, Experiment.gives_way_to).where(
-        Experiment.status == Status.RUNNING
+def ask(session: Session, decision: Decision) -> None:
+    """Ask these runs to give way, and no others, and reserve their workers. The workers learn it
+    with the next heartbeat."""
+    for row in session.execute(_ASKED.with_for_update(skip_locked=True, of=Experiment)).all():
+        if row.gives_way_to != (other := decision.gives_way_to.get(row.id)):
+            of_run = update(Experiment).where(Experiment.id == row.id)
+            session.execute(of_run.values(gives_way_to=other))
+        if row.reserved_for != (other := decision.reserved_for.get(row.worker_id)):
+            of_worker = update(Worker).where(Worker.id == row.worker_id)
+            session.execute(of_worker.values(reserved_for=other))
+
+
+def asked(session: Session) -> Decision:
+    """Return which current runs are asked to give way, and which of their workers are reserved."""
+    rows = session.execute(_ASKED).all()
+    return Decision(
+        {row.id: row.gives_way_to for row in rows if row.gives_way_to is not None},
+        {row.worker_id: row.reserved_for for row in rows if row.reserved_for is not None},
     )
-    for experiment_id, before in session.execute(asked.with_for_update(skip_locked=True)).all():
-        if before != chosen.get(experiment_id):
-            of_run = update(Experiment).where(Experiment.id == experiment_id)
-            session.execute(of_run.values(gives_way_to=chosen.get(experiment_id)))
 
 
-def asked(session: Session) -> dict[str, str]:
-    """Return which current runs are asked to give way, to which experiments."""
-    rows = session.execute(
-        select(Experiment.id, Experiment.gives_way_to).where(
-            Experiment.status == Status.RUNNING, Experiment.gives_way_to.is_not(None)
-        )
+_ASKED = (
+    select(
+        Experiment.id, Experiment.gives_way_to, Worker.id.label("worker_id"), Worker.reserved_for
     )
-    return {experiment_id: other or "" for experiment_id, other in rows}
-
-
+    .join(Worker, Worker.id == Experiment.worker)
+    .where(Experiment.status == Status.RUNNING)
+)
 _BEFORE = aliased(Attempt)
 _RUNS = (
     select(
@@ -291,8 +314,8 @@ class _User:
     """A user in the comparison of runs and waiting experiments."""
 
     usage: float
-    """Usage for the user's shares, in seconds of a CPU slot. Current runs count for a whole slice
-    at least: nobody gets a second slot before those with hardly more usage have their first."""
+    """Usage for the user's shares, in seconds of a CPU slot, with what current runs will use in
+    their slices: nobody gets a second slot before those with hardly more usage have their first."""
     may_jump: bool
 
     def jumps(self, priority: int) -> bool:
@@ -301,22 +324,36 @@ class _User:
 
 
 def _users(
-    session: Session, fair_share: FairShare, queue: Queue, runs: Sequence[Any], clock: float
+    session: Session,
+    fair_share: FairShare,
+    queue: Queue,
+    runs: Sequence[Any],
+    left_s: Mapping[str, float],
+    clock: float,
 ) -> dict[int, _User]:
-    """Return all users by id, given the current runs of a queue."""
+    """Return all users by id, given the current runs of a queue and the expected times to their
+    ends."""
     to_come = defaultdict[int, float](float)
     for run in runs:
-        left_s = max(0.0, run.started_at + fair_share.slice_s - clock)
-        to_come[run.owner_id] += slot_weight(fair_share, queue) * left_s
+        of_slice_s = max(0.0, run.started_at + fair_share.slice_s - clock)
+        seconds = min(of_slice_s, left_s[run.id])
+        to_come[run.owner_id] += slot_weight(fair_share, queue) * seconds
     return {
         one.owner_id: _User((one.charged_s + to_come[one.owner_id]) / one.shares, one.may_jump)
         for one in shares.standings(session, fair_share)
     }
 
 
-def _run(row: Any, owner: _User, mean_s: float | None, clock: float) -> Run:
-    end = expected_end(row, mean_s, clock)
-    left_s = math.inf if end is None else max(0.0, end - clock)
+def _left_s(run: Any, mean_s: float | None, clock: float) -> float:
+    """Return the expected time to the end of a run, infinite if it is unknown. A run that its owner
+    pauses or cancels ends at once."""
+    if run.desired_state != DesiredState.RUN:
+        return 0.0
+    end = expected_end(run, mean_s, clock)
+    return math.inf if end is None else max(0.0, end - clock)
+
+
+def _run(row: Any, owner: _User, left_s: float, clock: float) -> Run:
     return Run(
         experiment_id=row.id,
         worker_id=row.worker,
@@ -324,7 +361,7 @@ def _run(row: Any, owner: _User, mean_s: float | None, clock: float) -> Run:
         usage=owner.usage,
         jumps=owner.jumps(row.priority),
         lasted_s=max(0.0, clock - row.started_at),
-        left_s=left_s if row.desired_state == DesiredState.RUN else 0.0,
+        left_s=left_s,
         has_progressed=row.progress_at is not None,
         gave_way_before=bool(row.gave_way_before),
         gives_way_to=row.gives_way_to,
@@ -336,9 +373,7 @@ _FIRST = {
         "SELECT id, family, priority, coalesce(memory_bytes, 0) AS memory_bytes,"
         " created_at, (SELECT max(ended_at) FROM attempts WHERE experiment_id = experiments.id)"
         f" AS ended_at FROM experiments WHERE owner_id = :owner_id AND {startable}{OF_FAMILIES}"
-        " AND coalesce(memory_bytes, 0) <= :room"
-        " AND (device <> 'auto' OR coalesce(memory_bytes, 0) > :gpu_room)"
-        " ORDER BY priority DESC, id LIMIT 1"
+        " AND coalesce(memory_bytes, 0) <= :room ORDER BY priority DESC, id LIMIT 1"
     ).bindparams(FAMILIES)
     for queue, startable in STARTABLE.items()
 }
@@ -366,11 +401,9 @@ def _waiting(
         return not users[user.id].jumps(user.priority), users[user.id].usage, user.first_id
 
     for user in sorted(found, key=turn):
-        is_cpu = queue == Queue.CPU
-        if is_cpu and user.has_one_place and gpu_run_is_first(session, user, gpus):
+        if queue == Queue.CPU and user.has_one_place and gpu_run_is_first(session, user, gpus):
             continue
-        gpu_room = idle_gpu_room(user, gpus) if is_cpu else -1
-        given = {"owner_id": user.id, "families": families, "gpu_room": gpu_room, "room": room}
+        given = {"owner_id": user.id, "families": families, "room": room}
         row = session.execute(_FIRST[queue], given).one_or_none()
         if row is not None:
             yield Waiting(

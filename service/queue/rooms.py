@@ -115,7 +115,7 @@ class Place:
     store_full: bool = False
     """True if it starts no run, because the store's disk is full."""
     reserved_for: str | None = None
-    """Experiment to which its last run gave way."""
+    """Experiment that it starts after its run."""
     planned_drain: PlannedDrain | None = None
 
     @property

@@ -48,7 +48,7 @@ class Worker(Base):
     families: Mapped[list[str]] = mapped_column(JSON, default=list, server_default=text("'[]'"))
     """Families that the worker can run."""
     reserved_for: Mapped[str | None] = mapped_column(String(32))
-    """Experiment to which its last run gave way: it starts that first, if it may."""
+    """Experiment that it starts after its run, if it may (`queue/giving_way.py`)."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
     looked_at: Mapped[float | None]

@@ -388,7 +388,8 @@ class QueueMachine(RuleBasedStateMachine):
         run = self.runs[data.draw(st.sampled_from(sorted(self.runs)))]
         (other,) = self._some(data, 1)
         with self.database.transaction() as session:
-            giving_way.ask(session, {run.claim.experiment_id: other})
+            decision = giving_way.Decision({run.claim.experiment_id: other}, {})
+            giving_way.ask(session, decision)
 
     # Time
 

@@ -319,7 +319,8 @@ class Storm:
             running = session.scalars(ids.where(Experiment.status == Status.RUNNING)).all()
             waiting = session.scalars(ids.where(Experiment.status == Status.QUEUED)).all()
             others = waiting or ["none"]
-            giving_way.ask(session, {one: self.random.choice(others) for one in running})
+            chosen = {one: self.random.choice(others) for one in running}
+            giving_way.ask(session, giving_way.Decision(chosen, {}))
 
     def _ask(self, desired: DesiredState, experiment_id: str | None = None) -> str | None:
         """Request a change of a running experiment, if there is one, as the API does."""

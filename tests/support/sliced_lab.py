@@ -195,8 +195,9 @@ class SlicedLab(SharedLab):
             fold(session, self.fair_share)
         with self.database.transaction() as session:
             all_places = places(session, WITHIN_S)
-            chosen = giving_way.choose_all(session, self.fair_share, all_places)
-            giving_way.ask(session, chosen)
+            decision = giving_way.choose_all(session, self.fair_share, all_places)
+            giving_way.ask(session, decision)
+            chosen = decision.gives_way_to
         for one, run in self.going.items():
             if one not in chosen:
                 run.asked = None

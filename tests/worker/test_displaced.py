@@ -22,7 +22,8 @@ from tests.support.vae_specs import deep_vae
 from tests.worker.test_interrupted import wait_for_progress
 from worker.slot import Slot
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+"""Each attempt at a language model starts a process of its own, which imports transformers."""
 
 TIMES = 10
 MPT = {"objective": "mpt", "evaluate_every": 20, "masks": {"schedule": "all", "per_size": 20}}
@@ -41,7 +42,7 @@ SPECS: dict[str, dict[str, Any]] = {
         },
         data__n=200,
         data__dim=12,
-        train={**MPT, "epochs": 3000},
+        train={**MPT, "epochs": 20_000},
         seeds=[4, 44],
     ),
     "linear_vae": ppca_spec(

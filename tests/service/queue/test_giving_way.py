@@ -1,6 +1,7 @@
 """Runs that give way: which ones, for whom, and how they come back."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from service.db.engine import Database
 from service.experiments.models import Attempt, Event, Experiment, Queue
 from service.fair_share import HOUR_S, FairShare
 from service.queue import giving_way, lease
-from service.queue.giving_way import Run, Waiting, may_displace, plan
+from service.queue.giving_way import Decision, Run, Waiting, may_displace, plan
 from service.queue.rooms import Place, SharedMemory, places
 from service.queue.statistics import statistics
 from service.vocabulary import DesiredState, Status, Visibility
@@ -57,8 +58,12 @@ def place(worker: str = "w", **values: Any) -> Place:
     return Place(worker, Queue.GPU, **{**given, "families": frozenset({"ppca"}), **values})
 
 
+def gives_way(waiting: Any, runs: Any, slots: Any) -> Mapping[str, str]:
+    return plan(waiting, runs, slots, SLICE_S).gives_way_to
+
+
 @pytest.mark.parametrize(
-    ("run", "waiting", "gives_way"),
+    ("run", "waiting", "may"),
     [
         ({}, {}, True),
         ({"lasted_s": SLICE_S - 1}, {}, False),
@@ -74,10 +79,10 @@ def place(worker: str = "w", **values: Any) -> Place:
         ({"lasted_s": SLICE_S / 3, "gave_way_before": True}, {"jumps": True}, True),
     ],
 )
-def test_a_run_gives_way(run: dict[str, Any], waiting: dict[str, Any], gives_way: bool) -> None:
+def test_a_run_gives_way(run: dict[str, Any], waiting: dict[str, Any], may: bool) -> None:
     given = changed(WAITING, **waiting), changed(RUN, **run)
-    assert may_displace(*given, SLICE_S) == gives_way
-    assert bool(plan(given[:1], given[1:], [place()], SLICE_S)) == gives_way
+    assert may_displace(*given, SLICE_S) == may
+    assert bool(gives_way(given[:1], given[1:], [place()])) == may
 
 
 def test_the_run_whose_owner_has_the_most_usage_gives_way() -> None:
@@ -85,7 +90,7 @@ def test_the_run_whose_owner_has_the_most_usage_gives_way() -> None:
         changed(RUN, experiment_id=f"{i}", worker_id=f"{i}", owner_id=3 + i, usage=usage)
         for i, usage in enumerate((100.0, 300.0, 200.0))
     ]
-    assert plan([WAITING], runs, [place(f"{i}") for i in range(3)], SLICE_S) == {"1": "waiting"}
+    assert gives_way([WAITING], runs, [place(f"{i}") for i in range(3)]) == {"1": "waiting"}
 
 
 @pytest.mark.parametrize(
@@ -99,17 +104,17 @@ def test_the_run_whose_owner_has_the_most_usage_gives_way() -> None:
 )
 def test_no_run_gives_way_where_the_other_cannot_start(useless: dict[str, Any]) -> None:
     waiting = changed(WAITING, memory_bytes=2)
-    assert plan([waiting], [RUN], [place()], SLICE_S)
-    assert plan([waiting], [RUN], [place(**useless)], SLICE_S) == {}
+    assert gives_way([waiting], [RUN], [place()])
+    assert gives_way([waiting], [RUN], [place(**useless)]) == {}
 
 
 def test_no_run_gives_way_if_a_slot_is_free_or_soon_free() -> None:
     idle = place("idle", is_idle=True)
-    assert plan([WAITING], [RUN], [place(), idle], SLICE_S) == {}
+    assert gives_way([WAITING], [RUN], [place(), idle]) == {}
     soon = changed(RUN, experiment_id="soon", worker_id="soon", left_s=60.0)
-    assert plan([WAITING], [RUN, soon], [place(), place("soon")], SLICE_S) == {}
+    assert gives_way([WAITING], [RUN, soon], [place(), place("soon")]) == {}
     second = changed(WAITING, experiment_id="second", owner_id=3)
-    both = plan([WAITING, second], [RUN, soon], [place(), place("soon")], SLICE_S)
+    both = gives_way([WAITING, second], [RUN, soon], [place(), place("soon")])
     assert both == {"run": "second"}
 
 
@@ -129,11 +134,11 @@ def test_several_runs_give_way_to_a_large_one_if_all_have_had_their_slice() -> N
     ]
     large = changed(WAITING, memory_bytes=70)
     both = {"run 0": "waiting", "run 1": "waiting"}
-    assert plan([large], runs, on_card, SLICE_S) == both
-    assert len(plan([changed(large, memory_bytes=50)], runs, on_card, SLICE_S)) == 1
+    assert gives_way([large], runs, on_card) == both
+    assert len(gives_way([changed(large, memory_bytes=50)], runs, on_card)) == 1
     younger = [runs[0], changed(runs[1], lasted_s=SLICE_S / 2)]
-    assert plan([large], younger, on_card, SLICE_S) == {}
-    assert plan([changed(large, is_next=False)], runs, on_card, SLICE_S) == {}
+    assert gives_way([large], younger, on_card) == {}
+    assert gives_way([changed(large, is_next=False)], runs, on_card) == {}
 
 
 def test_no_run_gives_way_to_another_where_memory_is_kept_for_a_large_one() -> None:
@@ -146,8 +151,8 @@ def test_no_run_gives_way_to_another_where_memory_is_kept_for_a_large_one() -> N
     runs[0] = changed(RUN, worker_id="0")
     large = changed(WAITING, memory_bytes=70)
     small = changed(WAITING, experiment_id="small", owner_id=3, is_next=False, memory_bytes=1)
-    assert plan([small], runs, on_card, SLICE_S) == {"run": "small"}
-    assert plan([large, small], runs, on_card, SLICE_S) == {}
+    assert gives_way([small], runs, on_card) == {"run": "small"}
+    assert gives_way([large, small], runs, on_card) == {}
 
 
 RUNS = st.builds(
@@ -203,7 +208,7 @@ def test_no_run_gives_way_in_vain(
             memory.free = (memory.free or 0) - sizes[i]
             memory.ours += sizes[i]
         slots.append(place(name, memories=[memory], is_idle=name.startswith("idle")))
-    chosen = plan(waiting, runs, slots, SLICE_S)
+    chosen = gives_way(waiting, runs, slots)
     by_id = {run.experiment_id: run for run in runs}
     for one in waiting:
         giving = {
@@ -291,7 +296,7 @@ def test_a_request_of_the_owner_comes_before_giving_way(either: Database) -> Non
     lab, long, other = lab_with_two_users(either)
     claim = lab.going[long].claim
     with either.transaction() as session:
-        giving_way.ask(session, {long: other})
+        giving_way.ask(session, Decision({long: other}, {}))
         assert lease.heartbeat(session, claim, 60.0).gives_way
         of_it = update(Experiment).where(Experiment.id == long)
         session.execute(of_it.values(desired_state=DesiredState.PAUSE))
@@ -301,13 +306,13 @@ def test_a_request_of_the_owner_comes_before_giving_way(either: Database) -> Non
 def test_a_request_to_give_way_is_withdrawn_if_the_other_is_gone(either: Database) -> None:
     lab, long, other = lab_with_two_users(either)
     with either.transaction() as session:
-        giving_way.ask(session, {long: other})
+        giving_way.ask(session, Decision({long: other}, {}))
         session.execute(
             update(Experiment).where(Experiment.id == other).values(status=Status.CANCELLED)
         )
         chosen = giving_way.choose_all(session, lab.fair_share, places(session, WITHIN_S))
         giving_way.ask(session, chosen)
-        assert giving_way.asked(session) == {}
+        assert giving_way.asked(session) == Decision({}, {})
         assert not lease.heartbeat(session, lab.going[long].claim, 60.0).gives_way
 
 
@@ -316,7 +321,7 @@ def test_the_slot_goes_to_the_experiment_to_which_its_run_gave_way(either: Datab
     lab, long, other = lab_with_two_users(either)
     claim = lab.going[long].claim
     with either.transaction() as session:
-        giving_way.ask(session, {long: other})
+        giving_way.ask(session, Decision({long: other}, {}))
     lab.user("carol")
     (newer,) = lab.submit(max(lab.owners.values()) + 1, 1, LONG_S, priority=100)
     with either.transaction() as session:
