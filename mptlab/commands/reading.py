@@ -317,8 +317,8 @@ def _memory_columns(worker: Json) -> Json:
 @app.command()
 @with_context
 def queue(context: CommandContext) -> None:
-    """Print your share of the server (like Slurm's sshare), planned drains of machines, and your
-    waiting experiments."""
+    """Print your share of the server (like Slurm's sshare), planned drains of machines, your
+    waiting experiments, and whose runs the workers have."""
     share = context.client.queue()
     drains = () if context.as_json else context.client.drains()
     planned = [drain for drain in drains if not drain["has_begun"]]
@@ -347,7 +347,27 @@ def _queue_lines(queue: Json, planned: Sequence[Json]) -> Iterator[str]:
         )
     for waiting in queue["items"]:
         start = waiting["queue"]["estimated_start"] or "unknown"
-        yield f"{waiting['id']}  {waiting['queue']['reason']}; starts: {start}"
+        promise = waiting["queue"].get("promise")
+        promised = f"; {promise}" if promise else ""
+        yield f"{waiting['id']}  {waiting['queue']['reason']}; starts: {start}{promised}"
+    for slot in queue.get("slots", ()):
+        yield printable(f"{slot['name']}: {', '.join(_turn(slot))}")
+
+
+def _turn(slot: Json) -> Iterator[str]:
+    """Yield whose run a worker has and until when at least, and who may displace it."""
+    if slot["owner"] is None:
+        yield "no run"
+        return
+    yield f"{slot['owner']}'s {slot['title'] or 'run'} since {local_time(slot['since'])}"
+    if slot["displaced_by"]:
+        yield f"until {local_time(slot['keeps_until'])} at least"
+    if slot["expected_end"]:
+        yield f"expected to end {local_time(slot['expected_end'])}"
+    if slot["displaced_by"]:
+        yield f"then it may give way to {' or '.join(slot['displaced_by'])}"
+    if slot["gives_way_to"]:
+        yield f"now it is asked to give way to {slot['gives_way_to']}"
 
 
 def _log_line(line: Json) -> str:

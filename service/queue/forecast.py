@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from service.db.engine import now
 from service.experiments.models import Attempt, Experiment, Queue
@@ -29,6 +29,18 @@ class Running:
 
     owner_id: int
     end: float | None
+    experiment_id: str = ""
+    worker_id: str = ""
+    priority: int = 0
+    started_at: float = 0.0
+    """Start of its attempt."""
+    has_progressed: bool = False
+    """True if this attempt has computed something."""
+    has_eta: bool = False
+    """True if its end is expected from its present speed."""
+    gives_way_to: str | None = None
+    """Experiment that it is asked to give way to, and its owner."""
+    other_owner_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +74,25 @@ def rounded(at: float, clock: float) -> float:
     return math.ceil(at / step_s) * step_s
 
 
+_OTHER = aliased(Experiment)
 _RUNNING = (
     select(
         Attempt.owner_id,
         Attempt.queue,
         Attempt.attempt,
         Attempt.started_at,
+        Attempt.experiment_id,
+        Attempt.worker,
+        Experiment.priority,
+        Experiment.gives_way_to,
+        _OTHER.owner_id.label("other_owner_id"),
         Experiment.progress_done,
         Experiment.progress_total,
         Experiment.progress_at,
         Experiment.progress_eta_s,
     )
     .join(Experiment, Experiment.id == Attempt.experiment_id)
+    .outerjoin(_OTHER, _OTHER.id == Experiment.gives_way_to)
     .where(Attempt.folded.is_(False), Attempt.ended_at.is_(None))
     .where(Experiment.status == Status.RUNNING)
 )
@@ -87,7 +106,18 @@ def forecasts(session: Session) -> dict[Queue, Forecast]:
     for queue in Queue:
         mean_s = mean_length_s(session, queue)
         running = [
-            Running(row.owner_id, expected_end(row, mean_s, clock))
+            Running(
+                owner_id=row.owner_id,
+                end=expected_end(row, mean_s, clock),
+                experiment_id=row.experiment_id,
+                worker_id=row.worker,
+                priority=row.priority,
+                started_at=row.started_at,
+                has_progressed=row.progress_at is not None,
+                has_eta=row.progress_eta_s is not None,
+                gives_way_to=row.gives_way_to,
+                other_owner_id=row.other_owner_id,
+            )
             for row in rows
             if row.queue == queue
         ]

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import moment
 from service.experiments.models import DEVICES, Device, Experiment, Queue
-from service.queue import forecast, holds
+from service.queue import forecast, holds, turns
 from service.queue.claims import MAX_PRIORITY
 from service.queue.forecast import rounded
 from service.queue.rooms import Place, SharedMemory
@@ -86,18 +86,28 @@ def _queue_position(
     if not queues:
         return _unknown(position, reason, blocked=True)
     starts = [start for queue in queues if (start := expected[queue][1]) is not None]
+    queue = Queue.GPU if Queue.GPU in queues else queues[0]
+    promise = turns.promise(experiment, queue, snapshot, is_readers)
     return QueuePosition(
         position=position,
         reason=reason,
         blocked=False,
         estimated_start=moment(min(starts, default=None)),
         estimate=forecast.BASIS if starts else forecast.UNKNOWN,
+        latest_start=moment(promise.at),
+        promise=promise.words,
     )
 
 
 def _unknown(position: int, reason: str, *, blocked: bool = False) -> QueuePosition:
     return QueuePosition(
-        position=position, reason=reason, blocked=blocked, estimated_start=None, estimate=reason
+        position=position,
+        reason=reason,
+        blocked=blocked,
+        estimated_start=None,
+        estimate=reason,
+        latest_start=None,
+        promise=None,
     )
 
 

@@ -117,6 +117,7 @@ class Place:
     reserved_for: str | None = None
     """Experiment that it starts after its run."""
     planned_drain: PlannedDrain | None = None
+    host: str = ""
 
     @property
     def memory_ids(self) -> list[str]:
@@ -159,6 +160,7 @@ _PLACES = (
     select(
         _WORKERS.c.id,
         _WORKERS.c.queue,
+        _WORKERS.c.host,
         case(
             (_WORKERS.c.heartbeat_at >= now() - bindparam("within_s", type_=Float), 1), else_=0
         ).label("is_alive"),
@@ -229,7 +231,7 @@ def places(session: Session, within_s: float) -> list[Place]:
             families = frozenset(row.families).difference(planned.late if planned else ())
             place = Place(
                 row.id, Queue(row.queue), shared, max_run, is_idle, drained_until, families,
-                bool(row.store_full), row.reserved_for, planned,
+                bool(row.store_full), row.reserved_for, planned, row.host,
             )  # fmt: skip
             found.setdefault(row.id, place).is_idle &= is_idle
     return list(found.values())

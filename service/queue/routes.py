@@ -1,13 +1,21 @@
 """Routes of users' positions in the queue."""
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter
+from sqlalchemy.orm import Session
 
 from service.accounts import accounts
+from service.accounts.users import Caller
+from service.db.engine import moment
 from service.experiments import store
 from service.experiments.titles import titles_of
-from service.queue import quota, shares
+from service.queue import quota, shares, turns
+from service.queue.forecast import Running
 from service.queue.position import queue_positions
-from service.queue.schemas import QueuedOut, QueueOut, UsageList, UsageOut
+from service.queue.schemas import QueuedOut, QueueOut, SlotOut, UsageList, UsageOut
+from service.queue.snapshot import QueueSnapshot
+from service.queue.turns import Slot
 from service.web.dependencies import Admin, DatabaseDep, QueueSnapshotsDep, Reader
 from service.web.route import StrictRoute
 
@@ -26,6 +34,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         waiting = store.next_in_turn(session, user.id, SHOWN)
         found = queue_positions(session, waiting, queue_snapshots)
         titles = titles_of(session, waiting, user)
+        slots = _slots(session, queue_snapshots.of(session, {user.id}), user)
         submitted, most = quota.submitted_of(session, user.id, fair_share)
         kept_bytes = quota.kept(session, user.id)
         max_bytes = quota.limit(session, user.id, fair_share)
@@ -45,7 +54,44 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
             for one in waiting
             if one.id in found
         ],
+        slots=slots,
     )
+
+
+def _slots(session: Session, snapshot: QueueSnapshot, user: Caller) -> list[SlotOut]:
+    """Return whose runs the workers have, with the ids and titles that the caller may read."""
+    slots = list(turns.slots(snapshot))
+    runs = [slot.run for slot in slots if slot.run is not None]
+    ids = [id for run in runs for id in (run.experiment_id, run.gives_way_to) if id is not None]
+    readable = store.readable_ones(session, user, ids)
+    titles = titles_of(session, readable, user)
+    return [_slot(slot, snapshot, titles) for slot in slots]
+
+
+def _slot(slot: Slot, snapshot: QueueSnapshot, titles: Mapping[str, str]) -> SlotOut:
+    run, slice_s = slot.run, snapshot.fair_share.slice_s
+    id = None if run is None or run.experiment_id not in titles else run.experiment_id
+    return SlotOut(
+        worker=slot.place.worker_id,
+        name=turns.slot_name(slot.place),
+        queue=slot.place.queue,
+        owner=None if run is None else snapshot.standings[run.owner_id].name,
+        experiment_id=id,
+        title=None if id is None else titles[id],
+        since=None if run is None else moment(run.started_at),
+        keeps_until=None if run is None or not slice_s else moment(run.started_at + slice_s),
+        expected_end=None if run is None else moment(run.end),
+        displaced_by=[one.name for one in slot.displacers[: turns.SHOWN_NAMES]],
+        gives_way_to=None if run is None else _other(run, snapshot, titles),
+    )
+
+
+def _other(run: Running, snapshot: QueueSnapshot, titles: Mapping[str, str]) -> str | None:
+    """Return the experiment that a run is asked to give way to, in words for the reader."""
+    if run.gives_way_to is None or run.other_owner_id is None:
+        return None
+    name = snapshot.standings[run.other_owner_id].name
+    return f"{name}'s {titles.get(run.gives_way_to, 'run')}"
 
 
 @router.get("/v1/usage")

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from service.experiments.models import Queue
 from service.schemas import Moment, ResponseModel
 
 
@@ -34,6 +35,12 @@ class QueuePosition(ResponseModel):
     """Estimated start. null: unknown."""
     estimate: str
     """Basis of the estimated start, or why there is none."""
+    latest_start: datetime | None
+    """Time at which it starts at the latest, unless users with less usage submit meanwhile. null:
+    none can be promised."""
+    promise: str | None
+    """Why it starts by then, or why no latest start can be promised. null: more than its turn keeps
+    it waiting, or runs do not give way."""
 
 
 class Share(ResponseModel):
@@ -75,8 +82,39 @@ class QueuedOut(ResponseModel):
     """Its queue position."""
 
 
+class SlotOut(ResponseModel):
+    """A worker, and whose run it has. All who may read the queue see the names of users. Ids and
+    titles of experiments that the caller may not read are null."""
+
+    worker: str
+    """Id of the worker."""
+    name: str
+    """Its GPU and its machine."""
+    queue: Queue
+    """Queue that it serves: `cpu` or `gpu`."""
+    owner: str | None
+    """Name of the user whose run it has. null: it has none."""
+    experiment_id: str | None
+    """Id of the run. null: none, or you may not read it."""
+    title: str | None
+    """Title of the run. null: none, or you may not read it."""
+    since: Moment | None
+    """Start of the run on this worker."""
+    keeps_until: Moment | None
+    """End of its slice: until then it gives way only to a priority above everyone's. null: runs do
+    not give way."""
+    expected_end: Moment | None
+    """Expected end of the run. null: unknown."""
+    displaced_by: list[str]
+    """The first three users who wait with less usage for their shares, in their order. The run
+    gives way to their experiments after its slice."""
+    gives_way_to: str | None
+    """Experiment that it is asked to give way to now: its owner's name, and its title if you may
+    read it. null: none."""
+
+
 class QueueOut(ResponseModel):
-    """The caller's usage, limits, share, and queued experiments."""
+    """The caller's usage, limits, share, and queued experiments, and who has the slots."""
 
     running: int
     """Number of your running experiments."""
@@ -99,6 +137,8 @@ class QueueOut(ResponseModel):
     """Your share of the server."""
     items: list[QueuedOut]
     """The first hundred queued experiments, in their order."""
+    slots: list[SlotOut]
+    """The workers and whose runs they have."""
 
 
 class UsageOut(ResponseModel):

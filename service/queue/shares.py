@@ -39,6 +39,7 @@ class Standing:
     """A user at one moment. Usage is in decayed slot-seconds of a CPU slot."""
 
     owner_id: int
+    name: str
     shares: int
     is_disabled: bool
     may_submit: bool
@@ -138,6 +139,7 @@ def _standing(
     charged_s = fair_share.decayed(row.charged_s, row.clock - row.as_of) if row.as_of else 0.0
     return Standing(
         owner_id=row.id,
+        name=row.name,
         shares=row.shares,
         is_disabled=row.disabled_at is not None,
         may_submit=row.disabled_at is None and Scope.SUBMIT in ROLE_SCOPES[Role(row.role)],
@@ -163,6 +165,7 @@ _UNDER_WAY = (
 _STANDINGS = (
     select(
         _USERS.c.id,
+        _USERS.c.name,
         _USERS.c.shares,
         _USERS.c.role,
         _USERS.c.disabled_at,

@@ -33,11 +33,15 @@ QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) fo
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Waiting experiments of a user with the same device and priority."""
+    """Waiting experiments of a user with the same device, priority and family."""
 
     device: Device
     count: int
     first: First
+    family: str
+    least_bytes: int
+    """The memory of those that need the least."""
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class QueueSnapshot:
     ids: dict[int, Mapping[tuple[Device, int], Sequence[str]]] = field(default_factory=dict)
     """Ids of the requesting users' waiting experiments by device and priority, oldest first."""
     orders: dict[Queue, StartOrder] = field(default_factory=dict)
+    displacers: dict[Queue, Mapping[str, Sequence[Standing]]] = field(default_factory=dict)
+    """Users whose experiments may displace the run of each worker, once somebody has asked."""
 
     def all_places(self, queue: Queue) -> Sequence[Place]:
         """Return the workers of a queue, also drained ones."""
@@ -188,15 +194,19 @@ def _waiting(session: Session) -> dict[int, list[Group]]:
             Experiment.owner_id,
             Experiment.device,
             Experiment.priority,
+            Experiment.family,
             func.count(),
             func.min(Experiment.id),
+            func.min(func.coalesce(Experiment.memory_bytes, 0)),
+            func.max(func.coalesce(Experiment.memory_bytes, 0)),
         )
         .where(_QUEUED)
-        .group_by(Experiment.owner_id, Experiment.device, Experiment.priority)
+        .group_by(Experiment.owner_id, Experiment.device, Experiment.priority, Experiment.family)
     )
     groups = defaultdict[int, list[Group]](list)
-    for owner_id, device, priority, count, first_id in rows:
-        groups[owner_id].append(Group(Device(device), count, First(priority, first_id)))
+    for owner_id, device, priority, family, count, first_id, least, most in rows:
+        first = First(priority, first_id)
+        groups[owner_id].append(Group(Device(device), count, first, family, least, most))
     return groups
 
 

@@ -408,19 +408,29 @@ def test_validation_prints_the_cost_of_a_spec(typed: Typed) -> None:
 def test_the_own_share_is_printed_with_the_names_of_slurm(typed: Typed) -> None:
     share = {"raw_shares": 1, "norm_shares": 0.5, "raw_usage": 3.25, "effectv_usage": None,
              "level_fs": 2, "fair_share": 1 / 3}  # fmt: skip
-    waiting = {"id": ID, "queue": {"reason": "priority", "estimated_start": None}}
+    promise = "within 5 min: ann's run on gpu1 gives way by then"
+    place = {"reason": "priority", "estimated_start": None, "promise": promise}
+    waiting = {"id": ID, "queue": place}
+    slot = {"name": "GPU 0 of node", "owner": "ann", "title": None, "since": "2026-01-02T03:04:05Z",
+            "keeps_until": "2026-01-02T07:04:05Z", "expected_end": None,
+            "displaced_by": ["bob", "carol"], "gives_way_to": "bob's digits"}  # fmt: skip
+    idle = {"name": "node", "owner": None}
     queue = {"share": share, "running": 2, "max_running": 4, "submitted": 3, "max_submitted": None,
-             "gpu_hours": 1.23456, "max_gpu_hours_a_day": 8.0, "items": [waiting]}  # fmt: skip
+             "gpu_hours": 1.23456, "max_gpu_hours_a_day": 8.0, "items": [waiting],
+             "slots": [slot, idle]}  # fmt: skip
     drains = [DRAIN, {**PLANNED, "host": "gpu4"}]
     code, shown, _ = typed(Recording(queue=queue, drains=drains), "queue")
-    names, figures, counts, hours, drain, item = map(one_line, shown.splitlines())
+    names, figures, counts, hours, drain, item, *slots = map(one_line, shown.splitlines())
     assert code == 0
     assert names == "RawShares NormShares RawUsage EffectvUsage LevelFS FairShare"
     assert figures == "1 0.5 3.25 - 2 0.333333"
     assert counts == "running 2 of 4, submitted 3"
     assert "1.23 of 8" in hours
-    assert item == f"{ID} priority; starts: unknown"
+    assert item == f"{ID} priority; starts: unknown; {promise}"
     assert drain.startswith("gpu4 is drained from 2026-01-3")
+    assert slots[0].startswith("GPU 0 of node: ann's run since 2026-01-0")
+    assert slots[0].endswith("bob or carol, now it is asked to give way to bob's digits")
+    assert slots[1] == "node: no run"
     without_limit = Recording(queue={**queue, "max_gpu_hours_a_day": None}, drains=[])
     assert "GPU-hours" not in typed(without_limit, "queue")[1]
 

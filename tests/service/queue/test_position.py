@@ -253,7 +253,8 @@ def test_validation_gives_the_queue_position(api: TestClient, database: Database
     assert (answer["queue_position"], answer["queue_reason"]) == (0, "no GPU worker is registered")
     made = api.post("/v1/experiments", json={"spec": spec}).json()
     reason = "no GPU worker is registered"
-    unknown = {"blocked": True, "estimated_start": None, "estimate": reason}
+    unknown = {"blocked": True, "estimated_start": None, "estimate": reason,
+               "latest_start": None, "promise": None}  # fmt: skip
     assert made["queue"] == {"position": 0, "reason": reason, **unknown}
     register(database, cpu=1)
     listed = api.get("/v1/experiments").json()["items"]

@@ -8,11 +8,13 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from mptcore.presets import PRESETS
+from service.experiments.models import Queue
 from service.queue import drains, workers
-from service.vocabulary import Role
-from tests.support.attempts import submitted
+from service.queue.workers import Vitals
+from service.vocabulary import Role, Status
+from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
-from tests.support.filled_lab import H100, key_of
+from tests.support.filled_lab import H100, end, key_of
 from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.slow
@@ -246,6 +248,23 @@ def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: Browse
     page.get_by_role("button", name="Show").click()
     done = page.get_by_role("region", name="Audit log").locator("tbody tr")
     expect(done).to_have_text([containing("key.added")])
+
+
+def test_the_lab_shows_whose_run_has_a_slot(page: Page, lab: BrowsedLab) -> None:
+    with lab.database.transaction() as session:
+        workers.beat(session, "node9:1", Vitals("node9", Queue.CPU, 1))
+    submitted(lab.database, name="has a slot", priority=100)
+    claim = claim_next(lab.database, worker="node9:1")
+    page.goto(lab.url("/lab"))
+    worker = page.get_by_role("region", name="Workers").get_by_role("row", name="node9:1")
+    expect(worker).to_contain_text("local's has a slot")
+    expect(worker.get_by_role("link", name="has a slot")).to_have_attribute(
+        "href", f"/experiments/{claim.experiment_id}"
+    )
+    end(lab.database, claim, Status.SUCCEEDED)
+    expect(worker).to_contain_text("idle")
+    with lab.database.transaction() as session:
+        workers.leave(session, "node9:1")
 
 
 def test_the_lab_shows_drained_machines(page: Page, lab: BrowsedLab) -> None:

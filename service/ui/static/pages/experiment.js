@@ -28,6 +28,7 @@ function Standing({ experiment }) {
     ${queue && html`<p>${queue.reason}.
       ${isAhead && html`<span class="muted"> ${queue.position} before it.</span>`}
       ${queue.estimated_start && html`<span class="muted"> It may start ${dateTime(queue.estimated_start)}.</span>`}
+      ${queue.promise && html`<span class="muted"> ${queue.promise}.</span>`}
     </p>`}
     <${Facts} experiment=${experiment} />
   </section>`;

@@ -26,7 +26,7 @@ function Queue({ queue }) {
   const { items } = queue;
   const columns = [
     ["Experiment", "", (one) => html`<${Title} of=${one} />`],
-    ["Why it waits", "", (one) => one.queue.reason],
+    ["Why it waits", "", (one) => html`${one.queue.reason}<div class="muted small">${one.queue.promise}</div>`],
     ["May start", "wide", (one) => (one.queue.estimated_start ? dateTime(one.queue.estimated_start) : "not known")],
     ["Since", "wide", (one) => html`<${When} at=${one.created_at} />`],
   ];
@@ -67,16 +67,26 @@ function memory({ gpu, ...worker }) {
   return `${bytes(free)} of ${bytes(total)}${where}; its run uses ${bytes(used ?? 0)}`;
 }
 
-function Workers({ workers, experiments }) {
-  const titles = new Map(experiments.map((one) => [one.id, titleOf(one)]));
+/** Whose run a worker has, until when at least, and who may displace it. */
+function Turn({ slot }) {
+  if (!slot?.owner) return null;
+  const { owner, title, experiment_id: id, displaced_by: others } = slot;
+  return html`${owner}'s ${id ? html`<a href=${`/experiments/${id}`}>${title}</a>` : "run"}
+    <div class="muted small">since ${dateTime(slot.since)}${slot.expected_end && html`, expected to end ${dateTime(slot.expected_end)}`}
+      ${others.length > 0 && html`<br />until ${dateTime(slot.keeps_until)} at least, then it may give way to ${others.join(" or ")}`}
+      ${slot.gives_way_to && html`<br />now it is asked to give way to ${slot.gives_way_to}`}</div>`;
+}
+
+function Workers({ workers, slots }) {
+  const bySlot = new Map(slots.map((one) => [one.worker, one]));
   const state = (one) => html`${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
     ${one.store_full && html` <span class="bad-text">starts no run: the store's disk is full</span>`}
     ${one.hangs && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
-    ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}
-    ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}`;
+    ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}`;
   const columns = [
     ["Worker", "wrap", (one) => html`${one.id}<div class="muted small">${one.gpu ?? one.queue}</div>`],
     ["State", "", state],
+    ["Whose turn", "", (one) => html`<${Turn} slot=${bySlot.get(one.id)} />`],
     ["Free memory", "wide", memory],
     ["Up since", "wide", (one) => html`<${When} at=${one.started_at} />`],
   ];
@@ -135,7 +145,7 @@ export default function Lab({ me, may }) {
     <${Problem} error=${error} />
     ${data && html`
       <div class="halves">
-        <${Workers} workers=${data.workers} experiments=${data.running} />
+        <${Workers} workers=${data.workers} slots=${data.queue.slots} />
         <${Running} experiments=${data.running} />
       </div>
       <div class="halves"><${Queue} queue=${data.queue} /><${Usage} queue=${data.queue} /></div>
