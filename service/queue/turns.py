@@ -1,4 +1,4 @@
-"""Whose turn it is: who has each slot and who may displace its run, and the latest time at which a
+"""Turns: which user has each slot, who may displace the run there, and the latest time at which a
 waiting experiment starts.
 
 Everything is computed from the snapshot of the queue. A latest start is a promise: it holds as long

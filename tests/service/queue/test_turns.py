@@ -1,4 +1,4 @@
-"""Whose turn it is: who has the slots, who may displace their runs, and promised latest starts."""
+"""Turns: who has the slots, who may displace their runs, and promised latest starts."""
 
 import time
 from collections.abc import Mapping
@@ -72,10 +72,14 @@ def test_users_with_less_usage_come_before(either: Database) -> None:
     ann, bob, carol = (lab.user(name) for name in ("ann", "bob", "carol"))
     lab.submit(ann, 1, LONG_S)
     lab.run(HOUR_S)
-    (bobs,) = lab.submit(bob, 1, LONG_S)
     (carols,) = lab.submit(carol, 1, LONG_S)
-    assert latest_s(lab, bobs) is not None
+    (bobs,) = lab.submit(bob, 1, LONG_S)
+    assert latest_s(lab, carols) is not None
+    assert latest_s(lab, bobs) is None
+    with either.transaction() as session:
+        session.add(Usage(owner_id=carol, charged_s=60.0, settled_s=60.0, as_of=lab.clock.now))
     assert latest_s(lab, carols) is None
+    assert latest_s(lab, bobs) is not None
 
 
 def test_a_run_that_may_end_soon_is_waited_for(database: Database) -> None:
@@ -129,6 +133,26 @@ def test_nothing_is_promised_where_family_or_memory_is_missing(
     (waits,) = lab.submit(lab.user("bob"), 1, LONG_S)
     assert latest_s(lab, waits) is not None
     change(database, waits, **columns)
+    assert latest_s(lab, waits) is None
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"progress_at": None, "progress_eta_s": None},
+        {"priority": 150},
+        {"gives_way_to": "somebody else's"},
+    ],
+)
+def test_nothing_is_promised_if_the_run_may_not_give_way(
+    database: Database, columns: Mapping[str, Any]
+) -> None:
+    lab = lab_of(database)
+    (long,) = lab.submit(lab.user("ann", may_jump=True), 1, LONG_S)
+    lab.run(HOUR_S)
+    (waits,) = lab.submit(lab.user("bob"), 1, LONG_S)
+    assert latest_s(lab, waits) is not None
+    change(database, long, **columns)
     assert latest_s(lab, waits) is None
 
 
