@@ -160,7 +160,6 @@ _PLACES = (
     select(
         _WORKERS.c.id,
         _WORKERS.c.queue,
-        _WORKERS.c.host,
         case(
             (_WORKERS.c.heartbeat_at >= now() - bindparam("within_s", type_=Float), 1), else_=0
         ).label("is_alive"),

@@ -8,7 +8,7 @@ that is not certain, nothing is promised.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from mptcore.specs.compute import GPU_SHARE
@@ -97,11 +97,13 @@ def _has_jumped(run: Running, snapshot: QueueSnapshot) -> bool:
 
 
 def _usages(snapshot: QueueSnapshot, queue: Queue) -> dict[int, float]:
-    """Return each user's usage for their shares. Current runs count for a whole slice at least."""
+    """Return each user's usage for their shares, with what current runs will use in their
+    slices."""
     fair_share, forecast = snapshot.fair_share, snapshot.forecasts[queue]
     to_come = defaultdict[int, float](float)
     for run in forecast.running:
-        left_s = max(0.0, run.started_at + fair_share.slice_s - forecast.clock)
+        until = min(run.started_at + fair_share.slice_s, run.end or math.inf)
+        left_s = max(0.0, until - forecast.clock)
         to_come[run.owner_id] += slot_weight(fair_share, queue) * left_s
     return {
         user.owner_id: (user.charged_s + to_come[user.owner_id]) / user.shares
@@ -245,7 +247,7 @@ def _free(
     user: Standing,
     queue: Queue,
     snapshot: QueueSnapshot,
-    before: Collection[str],
+    before: Set[str],
 ) -> Iterator[tuple[float, Place, Running | None]]:
     """Yield when each worker is free for an experiment at the latest, because it is idle or because
     its run gives way to it or to one of those `before` it. A worker is left out if that is not
@@ -259,7 +261,8 @@ def _free(
             yield clock, place, None
         if run is None or run.owner_id == user.owner_id or not run.has_progressed:
             continue
-        if _has_jumped(run, snapshot) or (run.gives_way_to or experiment.id) not in before:
+        promised = {run.gives_way_to or experiment.id, place.reserved_for or experiment.id}
+        if _has_jumped(run, snapshot) or not promised <= before:
             continue
         owner = snapshot.standings[run.owner_id]
         at = max(clock, run.started_at + fair_share.slice_s)
@@ -270,8 +273,12 @@ def _free(
 
 def _certain_places(queue: Queue, snapshot: QueueSnapshot) -> Iterator[Place]:
     """Yield the workers that can start any of the waiting experiments, whatever runs beside it: its
-    family is there, and the memory."""
-    places = [place for place in snapshot.places[queue] if not place.store_full]
+    family is there, and the memory, and no drain is planned."""
+    places = [
+        place
+        for place in snapshot.places[queue]
+        if not place.store_full and place.planned_drain is None
+    ]
     there = frozenset[str]().union(*(place.families for place in places))
     waiting = [
         group

@@ -12,13 +12,14 @@ from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.experiments.models import Attempt, Experiment, Queue, Usage
 from service.fair_share import HOUR_S, FairShare
-from service.queue import workers
+from service.queue import drains, workers
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.vocabulary import Role, Visibility
+from service.workers.models import Worker
 from tests.support.ppca_spec import ppca_spec
 from tests.support.promises import promised
 from tests.support.shared_lab import WITHIN_S
@@ -153,6 +154,22 @@ def test_nothing_is_promised_if_the_run_may_not_give_way(
     (waits,) = lab.submit(lab.user("bob"), 1, LONG_S)
     assert latest_s(lab, waits) is not None
     change(database, long, **columns)
+    assert latest_s(lab, waits) is None
+
+
+def test_nothing_is_promised_on_a_worker_that_is_reserved_or_drained_soon(
+    database: Database,
+) -> None:
+    lab = lab_of(database)
+    lab.submit(lab.user("ann"), 1, LONG_S)
+    lab.run(HOUR_S)
+    (waits,) = lab.submit(lab.user("bob"), 1, LONG_S)
+    for reserved_for, latest_is_known in (("somebody else's", False), (waits, True)):
+        with database.transaction() as session:
+            session.execute(update(Worker).values(reserved_for=reserved_for))
+        assert (latest_s(lab, waits) is not None) == latest_is_known
+    with database.transaction() as session:
+        drains.drain(session, "host", "admin", starts_in_s=100 * HOUR_S)
     assert latest_s(lab, waits) is None
 
 
