@@ -14,6 +14,7 @@ def upgrade() -> None:
     op.add_column("experiments", sa.Column("gives_way_to", sa.String(32)))
     op.add_column("workers", sa.Column("reserved_for", sa.String(32)))
     op.add_column("drains", sa.Column("starts_at", sa.Double(), nullable=False, server_default="0"))
+    op.execute("UPDATE drains SET starts_at = since")
 
 
 def downgrade() -> None:
