@@ -38,6 +38,8 @@ from service.workers.models import Worker
 ENDS_SOON = 1 / 5
 """A run that is expected to end within this part of a slice is left to end, as long as the other
 one has waited for less than a slice and this part."""
+AT_ONCE_S = 60.0
+"""Time that an experiment with a priority above everyone's waits for a run to end."""
 UNDISTURBED = 1 / 4
 """Part of a slice that a run has at least after it gave way, whatever waits."""
 
@@ -82,16 +84,12 @@ class Waiting:
     """Time since it was submitted or its last attempt ended."""
 
 
-def ends_soon(run: Run, slice_s: float) -> bool:
-    """Return whether a run is expected to end soon."""
-    return run.left_s <= ENDS_SOON * slice_s
-
-
 def may_displace(waiting: Waiting, run: Run, slice_s: float) -> bool:
     """Return whether a run may have to give way to a waiting experiment that can use its slot."""
     if run.owner_id == waiting.owner_id or not run.has_progressed:
         return False
-    if ends_soon(run, slice_s) and waiting.waited_s < (1 + ENDS_SOON) * slice_s:
+    is_near_its_end = run.left_s <= ENDS_SOON * slice_s
+    if is_near_its_end and waiting.waited_s < (1 + ENDS_SOON) * slice_s:
         return False
     if waiting.jumps and not run.jumps:
         return not run.gave_way_before or run.lasted_s >= UNDISTURBED * slice_s
@@ -186,8 +184,8 @@ class _Plan:
         return None
 
     def _ends(self, run: Run, waiting: Waiting) -> bool:
-        soon = ends_soon(run, self.slice_s)
-        return soon or may_displace(waiting, run, self.slice_s)
+        soon_s = AT_ONCE_S if waiting.jumps else ENDS_SOON * self.slice_s
+        return run.left_s <= soon_s or may_displace(waiting, run, self.slice_s)
 
     def _giving(self, waiting: Waiting, runs: Iterable[Run]) -> list[Run]:
         return [run for run in runs if may_displace(waiting, run, self.slice_s)]

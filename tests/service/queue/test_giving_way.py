@@ -118,6 +118,13 @@ def test_no_run_gives_way_if_a_slot_is_free_or_soon_free() -> None:
     assert both == {"run": "second"}
 
 
+def test_a_priority_above_all_waits_a_minute_and_no_longer() -> None:
+    waiting = changed(WAITING, jumps=True)
+    for left_s, expected in ((30.0, {}), (600.0, {"run": "waiting"})):
+        soon = changed(RUN, experiment_id="soon", worker_id="soon", left_s=left_s)
+        assert gives_way([waiting], [RUN, soon], [place(), place("soon")]) == expected
+
+
 def card(*sizes: int, total: int = 80) -> SharedMemory:
     """The memory of a GPU. The worker i has a run of the i-th size."""
     taken = {f"{i}": size for i, size in enumerate(sizes)}
@@ -163,7 +170,7 @@ RUNS = st.builds(
     usage=st.integers(0, 3).map(float),
     jumps=st.booleans(),
     lasted_s=st.sampled_from([0.0, SLICE_S / 5, SLICE_S]),
-    left_s=st.sampled_from([60.0, LONG_S]),
+    left_s=st.sampled_from([60.0, SLICE_S / 5, LONG_S]),
     has_progressed=st.sampled_from([True, True, False]),
     gave_way_before=st.booleans(),
     gives_way_to=st.sampled_from([None, "x"]),
@@ -220,7 +227,8 @@ def test_no_run_gives_way_in_vain(
             if run.worker_id in giving:
                 assert may_displace(one, run, SLICE_S)
                 assert run.owner_id != one.owner_id
-        ends = {run.worker_id for run in runs if run.left_s <= SLICE_S / 5}
+        soon_s = 60.0 if one.jumps else SLICE_S / 5
+        ends = {run.worker_id for run in runs if run.left_s <= soon_s}
         gone = ends | {by_id[run].worker_id for run in chosen}
         fits = [
             slot
