@@ -24,10 +24,11 @@ function eventsOf(id) {
   });
 }
 
-/** What else was noted of a state, as "attempt 1, worker node1". */
-function detailsOf({ status, terminal, ...details }) {
+/** What else was noted of a state, as "attempt 1, worker node1", or "attempt 1: gave way to bob's run". */
+function detailsOf({ status, terminal, reason, message, ...details }) {
   const told = Object.entries(details).filter(([, value]) => value !== null);
-  return told.map(([name, value]) => `${name} ${value}`).join(", ");
+  const facts = told.map(([name, value]) => `${name} ${value}`).join(", ");
+  return [facts, message ?? reason].filter(Boolean).join(": ");
 }
 
 function Event({ event }) {
