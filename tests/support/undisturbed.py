@@ -1,7 +1,7 @@
 """Records of an undisturbed run of a spec, from the filter itself."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mptcore.specs import stored_spec
@@ -9,14 +9,18 @@ from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stub import all_records
 from tests.support.warm import warm_parent
+from worker.children import Child, Stdio
 from worker.runner import Runner
 
 
-def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
-    """All numbered records of the filter, as the service would have it run the spec."""
+def undisturbed_records(
+    spec: Mapping[str, Any], start: Callable[[Stdio], Child] | None = None
+) -> list[Record]:
+    """All numbered records of the filter, as the service would have it run the spec, in a process
+    that `start` starts; default: a fork of the warm parent."""
     resolved = stored_spec(spec).model_dump(mode="json")
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(warm_parent().fork)
+        runner = Runner(start or warm_parent().fork)
         runner.start({"spec": resolved, "work_dir": folder})
         records: list[Record] = [
             record for record in all_records(runner) if record["seq"] is not None
