@@ -173,13 +173,15 @@ class SpecRunner:
             return False
         every_s = max(self.assignment.save_every_s, self._saving_took_s / MAX_SAVING)
         is_due = time.monotonic() - self._saved_at >= every_s
-        if self.stop_requested:
+        stops = self.stop_requested  # read once: an order may come at any moment
+        if stops:
             self._tell_saved(wait=True)
             self._save(folder)
-            self._tell_saved(wait=True)
+            if not self._tell_saved(wait=True) and self.supervised:
+                return False  # rather than lose what was computed: its supervisor may kill it
         elif is_due and self._being_written is None and self._unacknowledged is None:
             self._save(folder)
-        return self.stop_requested
+        return stops and self.stop_requested
 
     def _save(self, folder: Path) -> None:
         """Write a snapshot of the run in a thread, while the run continues."""
@@ -197,21 +199,22 @@ class SpecRunner:
         finally:
             self._saving_took_s = time.monotonic() - self._saved_at
 
-    def _tell_saved(self, *, wait: bool) -> None:
-        """Report a checkpoint that is completely written. If writing failed, the run is saved again
-        later."""
+    def _tell_saved(self, *, wait: bool) -> bool:
+        """Report a checkpoint that is completely written, and return whether there is one. If
+        writing failed, the run is saved again later."""
         written = self._being_written
         if written is None or not (wait or written.done()):
-            return
+            return False
         self._being_written = None
         try:
             saved = written.result()
         except OSError as error:
             print(f"no checkpoint could be saved: {error}", file=sys.stderr, flush=True)  # noqa: T201
-            return
+            return False
         if self.supervised:
             self._unacknowledged = saved.file
         self._emit_unnumbered(saved)
+        return True
 
     def _emit_unnumbered(self, record: Record) -> None:
         self.out.write(encode(None, record) + "\n")

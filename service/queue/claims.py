@@ -170,7 +170,8 @@ def choose(
     numbers = len(workers), len(gpus)
     if here is not None and here.reserved_for is not None:
         of_it = {"id": here.reserved_for, "room": int(room), "families": [*families]}
-        for row in session.execute(_RESERVED[queue], of_it):
+        reserved = _RESERVED[queue].with_for_update(skip_locked=True) if lock else _RESERVED[queue]
+        for row in session.execute(reserved, of_it).all():
             for user in candidates(session, queue, families, fair_share, *numbers):
                 if user.id == row.owner_id:
                     return user, row.id
@@ -400,12 +401,15 @@ _FIRST: dict[Queue, Select[str, int]] = {
     .limit(1)
     for queue in Queue
 }
-_RESERVED = {
-    queue: text(
-        f"SELECT id, owner_id FROM experiments WHERE id = :id AND {startable}{OF_FAMILIES}"
-        " AND coalesce(memory_bytes, 0) <= :room"
-    ).bindparams(FAMILIES)
-    for queue, startable in STARTABLE.items()
+_RESERVED: dict[Queue, Select[str, int]] = {
+    queue: select(column("id", String), column("owner_id", Integer))
+    .select_from(text("experiments"))
+    .where(
+        text("id = :id"),
+        text(STARTABLE[queue] + OF_FAMILIES).bindparams(FAMILIES),
+        text("coalesce(memory_bytes, 0) <= :room"),
+    )
+    for queue in Queue
 }
 _FIRST_CUDA = text(
     "SELECT id, priority, coalesce(memory_bytes, 0) AS memory_bytes FROM experiments"

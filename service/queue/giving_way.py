@@ -7,9 +7,10 @@ commits nothing. Times are the database's own (`now()`).
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import case, exists, select, text, update
@@ -21,6 +22,7 @@ from service.fair_share import FairShare
 from service.queue import shares
 from service.queue.claims import (
     FAMILIES,
+    FEW,
     MAX_BYTES,
     MAX_PRIORITY,
     OF_FAMILIES,
@@ -36,8 +38,10 @@ from service.vocabulary import DesiredState, Status
 from service.workers.models import Worker
 
 ENDS_SOON = 1 / 5
-"""A run that is expected to end within this part of a slice is left to end, as long as the other
-one has waited for less than a slice and this part."""
+"""A run that is expected to end within this part of a slice is left to end, until it has lasted,
+and the other one has waited, for a slice and this part."""
+NEARLY_OVER = 1 / 100
+"""A run that is expected to end within this part of a slice is left to end in any case."""
 AT_ONCE_S = 60.0
 """Time that an experiment with a priority above everyone's waits for a run to end."""
 UNDISTURBED = 1 / 4
@@ -88,8 +92,8 @@ def may_displace(waiting: Waiting, run: Run, slice_s: float) -> bool:
     """Return whether a run may have to give way to a waiting experiment that can use its slot."""
     if run.owner_id == waiting.owner_id or not run.has_progressed:
         return False
-    is_near_its_end = run.left_s <= ENDS_SOON * slice_s
-    if is_near_its_end and waiting.waited_s < (1 + ENDS_SOON) * slice_s:
+    is_late = min(run.lasted_s, waiting.waited_s) >= (1 + ENDS_SOON) * slice_s
+    if run.left_s <= (NEARLY_OVER if is_late else ENDS_SOON) * slice_s:
         return False
     if waiting.jumps and not run.jumps:
         return not run.gave_way_before or run.lasted_s >= UNDISTURBED * slice_s
@@ -108,7 +112,7 @@ class Decision:
 
 
 @dataclass
-class _Plan:
+class Plan:
     """The runs of a queue that end or give way, chosen for one waiting experiment after the
     other."""
 
@@ -118,8 +122,10 @@ class _Plan:
     runs: Mapping[str, Run]
     """Current runs by worker."""
     gives_way_to: dict[str, str] = field(default_factory=dict)
-    served: dict[str, str] = field(default_factory=dict)
+    reserved_for: dict[str, str] = field(default_factory=dict)
     """The experiment that each of these workers starts next."""
+    owners: dict[str, int] = field(default_factory=dict)
+    """The owners of these experiments."""
     ended: set[str] = field(default_factory=set)
     """Workers whose runs end soon or give way."""
     spoken_for: set[str] = field(default_factory=set)
@@ -127,26 +133,47 @@ class _Plan:
     planned: dict[str, int] = field(default_factory=dict)
     """Memory for these experiments, by memory."""
 
-    def serve(self, waiting: Waiting) -> None:
-        """Choose runs that make room for an experiment, if that is possible."""
+    @property
+    def is_full(self) -> bool:
+        """True if no worker is left for another experiment."""
+        return all(place.worker_id in self.spoken_for for place in self.places)
+
+    def serve(self, waiting: Waiting) -> bool:
+        """Choose runs that make room for an experiment. Return whether that is possible."""
         ways = [
             (self._cost(waiting, ending), place, ending)
             for place in self.places
             if (ending := self._ending(waiting, place)) is not None
         ]
         if not ways:
-            if waiting.is_next:  # a worker may keep its memory for it, and starts no other one
-                needed = waiting.memory_bytes
-                self.places = [one for one in self.places if one.room_without_ours < needed]
-            return
+            if waiting.is_next:
+                self._keep_memory(waiting)
+            return False
         _, place, ending = min(ways, key=lambda way: way[0])
-        self.served[place.worker_id] = waiting.experiment_id
+        self.reserved_for[place.worker_id] = waiting.experiment_id
+        self.owners[waiting.experiment_id] = waiting.owner_id
         self.spoken_for |= {place.worker_id, *(run.worker_id for run in ending)}
         self.ended |= {run.worker_id for run in ending}
         for memory in place.memories:
             self.planned[memory.id] = self.planned.get(memory.id, 0) + waiting.memory_bytes
         for run in self._giving(waiting, ending):
             self.gives_way_to[run.experiment_id] = waiting.experiment_id
+        return True
+
+    def _keep_memory(self, waiting: Waiting) -> None:
+        """Leave out the memory that workers keep for an experiment: of those that are short even
+        after one run, the one that lacks the least."""
+        needed = waiting.memory_bytes
+        short = [
+            (place.room_after({place.worker_id}), memory.id)
+            for place in self.places
+            if waiting.family in place.families and needed <= place.room_without_ours
+            for memory in place.memories
+            if memory.room_after({place.worker_id}) < needed
+        ]
+        if short:
+            _, kept = max(short)
+            self.places = [place for place in self.places if kept not in place.memory_ids]
 
     def _ending(self, waiting: Waiting, place: Place) -> list[Run] | None:
         """Return the runs that have to end before a worker can start an experiment; None if some
@@ -203,23 +230,28 @@ class _Plan:
 
 
 def plan(
-    waiting: Iterable[Waiting], runs: Sequence[Run], places: Sequence[Place], slice_s: float
-) -> Decision:
+    waiting: Iterable[Iterable[Waiting]],
+    runs: Sequence[Run],
+    places: Sequence[Place],
+    slice_s: float,
+) -> Plan:
     """Return which runs of a queue give way, and which workers are reserved. `waiting` has the
-    experiments that only wait for a place, in the order in which they are served."""
+    experiments of each user that only wait for a place, the users in the order in which they are
+    served. Each gets one place, for the first experiment that can have one."""
     usable = [place for place in places if not place.store_full]
-    chosen = _Plan(slice_s, usable, {run.worker_id: run for run in runs})
-    for one in waiting:
-        if all(place.worker_id in chosen.spoken_for for place in chosen.places):
+    chosen = Plan(slice_s, usable, {run.worker_id: run for run in runs})
+    for of_user in waiting:
+        if chosen.is_full:
             break
-        chosen.serve(one)
-    return Decision(chosen.gives_way_to, chosen.served)
+        any(chosen.serve(one) for one in of_user)
+    return chosen
 
 
 def choose_all(session: Session, fair_share: FairShare, all_places: Sequence[Place]) -> Decision:
     """Return which current runs give way, and which of their workers are reserved."""
     gives_way_to: dict[str, str] = {}
     reserved_for: dict[str, str] = {}
+    served: dict[str, int] = {}  # the owners of experiments that have a place
     usable = [place for place in all_places if place.drained_until is None]
     for queue in (Queue.GPU, Queue.CPU) if fair_share.slice_s else ():
         places = [place for place in usable if place.queue == queue]
@@ -232,12 +264,9 @@ def choose_all(session: Session, fair_share: FairShare, all_places: Sequence[Pla
         left_s = {row.id: _left_s(row, mean_s, clock) for row in rows}
         users = _users(session, fair_share, queue, rows, left_s, clock)
         runs = [_run(row, users[row.owner_id], left_s[row.id], clock) for row in rows]
-        waiting = (
-            one
-            for one in _waiting(session, queue, fair_share, usable, users, clock)
-            if one.experiment_id not in reserved_for.values()
-        )
+        waiting = _waiting(session, queue, fair_share, usable, users, served, clock)
         chosen = plan(waiting, runs, places, fair_share.slice_s)
+        served |= chosen.owners
         gives_way_to |= chosen.gives_way_to
         reserved_for |= chosen.reserved_for
     busy = {place.worker_id for place in usable if not place.is_idle}
@@ -252,8 +281,11 @@ def ask(session: Session, decision: Decision) -> None:
             of_run = update(Experiment).where(Experiment.id == row.id)
             session.execute(of_run.values(gives_way_to=other))
         if row.reserved_for != (other := decision.reserved_for.get(row.worker_id)):
-            of_worker = update(Worker).where(Worker.id == row.worker_id)
-            session.execute(of_worker.values(reserved_for=other))
+            free = select(Worker.id).where(Worker.id == row.worker_id)
+            of_worker = update(Worker).where(Worker.id.in_(free.with_for_update(skip_locked=True)))
+            session.execute(
+                of_worker.values(reserved_for=other).execution_options(synchronize_session=False)
+            )
 
 
 def asked(session: Session) -> Decision:
@@ -383,27 +415,31 @@ def _waiting(
     fair_share: FairShare,
     places: Sequence[Place],
     users: Mapping[int, _User],
+    served: Mapping[str, int],
     clock: float,
-) -> Iterator[Waiting]:
-    """Yield the next experiment of each user who may begin a run in this queue, if a worker has the
-    memory for it once our own runs have ended: those that jump first, then by usage."""
+) -> Iterator[Iterator[Waiting]]:
+    """Yield the next experiments of each user who may begin a run in this queue: the users that
+    jump first, then by usage. `served` has the experiments that have a place in another queue, with
+    their owners."""
     workers = [place for place in places if place.queue == queue]
     gpus = [place for place in places if place.queue == Queue.GPU]
-    families = [*frozenset[str]().union(*(place.families for place in workers))]
-    room = int(min(max(place.room_without_ours for place in workers), MAX_BYTES))
-    numbers = len(workers), len(gpus)
-    found = [*candidates(session, queue, families, fair_share, *numbers)]
-    next_in_turn = found[0].id if found else None
+    families = frozenset[str]().union(*(place.families for place in workers))
+    numbers, others = (len(workers), len(gpus)), Counter(served.values())
+    found = candidates(session, queue, families, fair_share, *numbers)
+    next_in_turn = None
 
     def turn(user: Candidate) -> tuple[bool, float, str]:
         return not users[user.id].jumps(user.priority), users[user.id].usage, user.first_id
 
-    for user in sorted(found, key=turn):
-        if queue == Queue.CPU and user.has_one_place and gpu_run_is_first(session, user, gpus):
-            continue
-        given = {"owner_id": user.id, "families": families, "room": room}
-        row = session.execute(_FIRST[queue], given).one_or_none()
-        if row is not None:
+    def of_user(user: Candidate) -> Iterator[Waiting]:
+        """Yield the first experiment, then the first ones of other families."""
+        left = set(families)
+        while left:
+            given = {"owner_id": user.id, "families": [*left], "room": room}
+            row = session.execute(_FIRST[queue], given).one_or_none()
+            if row is None or row.id in served:
+                return
+            left.remove(row.family)
             yield Waiting(
                 experiment_id=row.id,
                 owner_id=user.id,
@@ -414,3 +450,13 @@ def _waiting(
                 memory_bytes=row.memory_bytes,
                 waited_s=max(0.0, clock - max(row.created_at, row.ended_at or 0.0)),
             )
+
+    room = int(min(max(place.room_without_ours for place in workers), MAX_BYTES))
+    while some := [*islice(found, FEW)]:
+        next_in_turn = next_in_turn or some[0].id
+        for user in sorted(some, key=turn):
+            is_left_to_gpu = queue == Queue.CPU and user.has_one_place
+            if is_left_to_gpu and gpu_run_is_first(session, user, gpus):
+                continue
+            if others[user.id] < user.places_left:
+                yield of_user(user)

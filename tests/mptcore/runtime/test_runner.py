@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -231,6 +232,47 @@ def test_a_stop_that_is_withdrawn_stops_nothing(tmp_path: Path, pen: threading.S
 
     began = saving_each_step(steps, tmp_path)
     assert began.run() == COMPLETE
+
+
+def test_a_supervised_run_that_cannot_be_saved_goes_on(
+    tmp_path: Path, pen: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor kills it if it must."""
+
+    def save(*_: object) -> NoReturn:
+        raise OSError(5, "Input/output error")
+
+    def steps(*arguments: object) -> Iterator[Log]:
+        began.obey(Order(stop="checkpoint"))
+        for number in range(3):
+            yield Log("info", str(number))
+
+    monkeypatch.setattr(Snapshot, "save", save)
+    pen.release(9)
+    began = saving_each_step(steps, tmp_path)
+    began.supervised = True
+    assert began.run() == COMPLETE
+
+
+def test_a_stop_during_a_due_save_waits_for_another_one(
+    tmp_path: Path, pen: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order arrives in another thread while the state is copied."""
+    copied = Snapshot.of
+
+    def copy(*arguments: Any) -> Snapshot:
+        began.obey(Order(stop="checkpoint"))
+        return copied(*arguments)
+
+    def steps(*arguments: object) -> Iterator[Log]:
+        for number in range(6):
+            yield Log("info", str(number))
+
+    monkeypatch.setattr(Snapshot, "of", copy)
+    pen.release(9)
+    began = saving_each_step(steps, tmp_path)
+    assert began.run() == STOPPED
+    assert told(began)[-1][0] == "checkpoint"
 
 
 def test_a_stop_waits_for_the_checkpoint_in_progress(

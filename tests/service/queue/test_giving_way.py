@@ -21,7 +21,7 @@ from service.workers.models import Drain, Worker
 from tests.support.shared_lab import WITHIN_S
 from tests.support.sliced_lab import SlicedLab
 from tests.support.slices import week
-from tests.support.starting import start_next
+from tests.support.starting import fold, start_next
 
 SLICE_S = 4 * HOUR_S
 LONG_S = 1000 * HOUR_S
@@ -59,7 +59,7 @@ def place(worker: str = "w", **values: Any) -> Place:
 
 
 def gives_way(waiting: Any, runs: Any, slots: Any) -> Mapping[str, str]:
-    return plan(waiting, runs, slots, SLICE_S).gives_way_to
+    return plan([[one] for one in waiting], runs, slots, SLICE_S).gives_way_to
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,10 @@ def gives_way(waiting: Any, runs: Any, slots: Any) -> Mapping[str, str]:
         ({}, {"owner_id": 1}, False),
         ({"has_progressed": False}, {}, False),
         ({"left_s": SLICE_S / 5}, {}, False),
-        ({"left_s": SLICE_S / 5}, {"waited_s": 1.3 * SLICE_S}, True),
+        ({"left_s": SLICE_S / 5}, {"waited_s": 1.3 * SLICE_S}, False),
+        ({"left_s": SLICE_S / 5, "lasted_s": 1.3 * SLICE_S}, {}, False),
+        ({"left_s": SLICE_S / 5, "lasted_s": 1.3 * SLICE_S}, {"waited_s": 1.3 * SLICE_S}, True),
+        ({"left_s": 60.0, "lasted_s": 1.3 * SLICE_S}, {"waited_s": 1.3 * SLICE_S}, False),
         ({"jumps": True}, {}, False),
         ({"jumps": True}, {"jumps": True}, True),
         ({"lasted_s": 0.0}, {"jumps": True, "usage": 200.0}, True),
@@ -160,6 +163,29 @@ def test_no_run_gives_way_to_another_where_memory_is_kept_for_a_large_one() -> N
     small = changed(WAITING, experiment_id="small", owner_id=3, is_next=False, memory_bytes=1)
     assert gives_way([small], runs, on_card) == {"run": "small"}
     assert gives_way([large, small], runs, on_card) == {}
+
+
+def test_one_that_cannot_be_placed_keeps_no_others_from_their_places() -> None:
+    """The next in turn waits for a family that only its owner's own worker has."""
+    mine = changed(RUN, experiment_id="mine", worker_id="mine", owner_id=2)
+    own = place("mine", families=frozenset({"own"}))
+    waiting = changed(WAITING, family="own")
+    other = changed(WAITING, experiment_id="other", owner_id=3, is_next=False)
+    assert gives_way([waiting, other], [mine, RUN], [own, place()]) == {"run": "other"}
+
+
+def test_memory_is_kept_for_a_large_run_on_one_gpu_only() -> None:
+    runs, slots = [], []
+    for number in range(4):
+        memory = SharedMemory(f"gpu{number}", Queue.GPU, 80, free=40, ours=40)
+        for worker, lasted_s in ((f"a{number}", SLICE_S), (f"b{number}", 60.0)):
+            memory.taken[worker] = 20
+            slots.append(place(worker, memories=[memory]))
+            run = changed(RUN, experiment_id=worker, worker_id=worker, owner_id=4)
+            runs.append(changed(run, lasted_s=lasted_s))
+    large = changed(WAITING, memory_bytes=70)
+    small = changed(WAITING, experiment_id="small", owner_id=3, is_next=False, memory_bytes=10)
+    assert len(gives_way([large, small], runs, slots)) == 1
 
 
 RUNS = st.builds(
@@ -342,6 +368,44 @@ def test_the_slot_goes_to_the_experiment_to_which_its_run_gave_way(either: Datab
     assert [start.experiment_id for start in starts if start is not None] == [other, newer]
     with either.snapshot() as session:
         assert session.scalars(select(Worker.reserved_for)).all() == [None]
+
+
+def look(lab: SlicedLab) -> giving_way.Decision:
+    """Look once, where all runs have computed something."""
+    with lab.database.transaction() as session:
+        fold(session, lab.fair_share)
+        running = update(Experiment).where(Experiment.status == Status.RUNNING)
+        session.execute(running.values(progress_at=lab.clock.now))
+        return giving_way.choose_all(session, lab.fair_share, places(session, WITHIN_S))
+
+
+def test_one_run_gives_way_to_a_user_with_one_place_left(either: Database) -> None:
+    """Experiments for both kinds of worker wait, and a limit allows one of them."""
+    fair_share = FairShare(spare_slots=0, slice_s=SLICE_S)
+    lab = SlicedLab(either, fair_share, cpus=1, gpus=1, look_s=1e9)
+    limited = lab.user("limited", max_running=1)
+    for device in ("cpu", "cuda"):
+        lab.submit(lab.user(f"runs on {device}"), 1, LONG_S, device)
+        lab.run(60.0)
+    lab.run(5 * HOUR_S)
+    for device in ("cpu", "cuda"):
+        lab.submit(limited, 1, LONG_S, device)
+    assert len(look(lab).gives_way_to) == 1
+
+
+def test_a_run_gives_way_to_the_first_experiment_that_can_have_its_place(either: Database) -> None:
+    """A user's first one waits for a family that no worker has which could be freed."""
+    lab = SlicedLab(either, FairShare(spare_slots=0, slice_s=SLICE_S), cpus=2, look_s=1e9)
+    ann, bob = lab.user("ann"), lab.user("bob", shares=10)
+    (long,), _ = lab.submit(ann, 1, LONG_S), lab.submit(bob, 1, LONG_S)
+    lab.run(5 * HOUR_S)
+    _, (second,) = lab.submit(bob, 1, LONG_S), lab.submit(bob, 1, LONG_S)
+    with either.transaction() as session:
+        vae = update(Experiment).where(Experiment.id.in_([long, second])).values(family="vae")
+        session.execute(vae)
+        of_ann = update(Worker).where(Worker.id == lab.going[long].worker)
+        session.execute(of_ann.values(families=["vae"]))
+    assert look(lab).gives_way_to == {long: second}
 
 
 def test_on_a_drained_machine_no_run_gives_way(either: Database) -> None:
