@@ -54,7 +54,7 @@ def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:
 
 
 def wait_for_progress(database: Database, experiment_id: str, least: int) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         experiment = row(database, experiment_id)
         if states.is_terminal(experiment.status):
