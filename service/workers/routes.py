@@ -100,7 +100,11 @@ def drain_host(new: JsonBody[NewDrain], database: DatabaseDep, user: Admin) -> D
     the drain begins later, runs that are expected to end before still start. A machine has one
     drain at a time."""
     with database.transaction() as session:
-        known = drains.hosts_of_a_day(session) | drains.drains(session).keys()
+        drained = drains.drains(session)
+        if new.starts_in_s and new.host in drained and drained[new.host].has_begun:
+            detail = f"{new.host} is drained now: end this drain first, or leave out starts_in_s"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        known = drains.hosts_of_a_day(session) | drained.keys()
         if new.host not in known:
             detail = f"no worker of a machine {new.host} was alive in the last day"
             raise _not_found(detail, "machines", known)

@@ -328,6 +328,16 @@ def test_a_drained_machine(api: TestClient) -> None:
 
 
 @pytest.mark.usefixtures("history")
+def test_a_planned_drain_does_not_end_one_that_has_begun(api: TestClient) -> None:
+    with database_of(api).transaction() as session:
+        workers.beat(session, "gpu3:1", Vitals("gpu3", Queue.CPU, 1))
+    assert api.post("/v1/drains", json={"host": "gpu3"}).status_code == 201
+    refused = api.post("/v1/drains", json={"host": "gpu3", "starts_in_s": 3600})
+    assert (refused.status_code, refused.json()["reason"]) == (409, "wrong_state")
+    assert [one["has_begun"] for one in api.get("/v1/drains").json()["items"]] == [True]
+
+
+@pytest.mark.usefixtures("history")
 def test_a_planned_drain(api: TestClient) -> None:
     """All readers see it. Its workers count as workers that start runs until it begins."""
     database = database_of(api)
