@@ -135,8 +135,15 @@ class Plan:
 
     @property
     def is_full(self) -> bool:
-        """True if no worker is left for another experiment."""
-        return all(place.worker_id in self.spoken_for for place in self.places)
+        """True if no worker is left for another experiment that does not jump: none is idle, and
+        no run ends soon or has had its slice."""
+        runs = [
+            self.runs.get(place.worker_id)
+            for place in self.places
+            if place.worker_id not in self.spoken_for
+        ]
+        soon_s = ENDS_SOON * self.slice_s
+        return all(run and run.left_s > soon_s and run.lasted_s < self.slice_s for run in runs)
 
     def serve(self, waiting: Waiting) -> bool:
         """Choose runs that make room for an experiment. Return whether that is possible."""
@@ -241,9 +248,13 @@ def plan(
     usable = [place for place in places if not place.store_full]
     chosen = Plan(slice_s, usable, {run.worker_id: run for run in runs})
     for of_user in waiting:
-        if chosen.is_full:
+        jumps = False
+        for one in of_user:
+            jumps = jumps or one.jumps
+            if chosen.serve(one):
+                break
+        if not jumps and chosen.is_full:  # a lab may have many more users than workers
             break
-        any(chosen.serve(one) for one in of_user)
     return chosen
 
 

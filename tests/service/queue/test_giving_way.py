@@ -1,7 +1,7 @@
 """Runs that give way: which ones, for whom, and how they come back."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -163,6 +163,23 @@ def test_no_run_gives_way_to_another_where_memory_is_kept_for_a_large_one() -> N
     small = changed(WAITING, experiment_id="small", owner_id=3, is_next=False, memory_bytes=1)
     assert gives_way([small], runs, on_card) == {"run": "small"}
     assert gives_way([large, small], runs, on_card) == {}
+
+
+def test_further_users_are_not_read_while_no_run_can_end() -> None:
+    """A lab may have a thousand users who wait. Those that jump are all read."""
+
+    def users(*jumps: bool) -> Iterator[list[Waiting]]:
+        for number, one in enumerate(jumps):
+            yield [changed(WAITING, experiment_id=f"{number}", owner_id=2 + number, jumps=one)]
+        raise AssertionError("it reads on")
+
+    young = [
+        changed(RUN, experiment_id=f"run {i}", worker_id=f"{i}", owner_id=9, lasted_s=60.0)
+        for i in range(3)
+    ]
+    slots = [place(f"{i}") for i in range(3)]
+    found = plan(users(True, True, False), young, slots, SLICE_S)
+    assert {*found.gives_way_to.values()} == {"0", "1"}
 
 
 def test_one_that_cannot_be_placed_keeps_no_others_from_their_places() -> None:
