@@ -443,7 +443,8 @@ def _waiting(
         return not users[user.id].jumps(user.priority), users[user.id].usage, user.first_id
 
     def of_user(user: Candidate) -> Iterator[Waiting]:
-        """Yield the first experiment, then the first ones of other families."""
+        """Yield the first experiment, then the first ones of other families. Memory is kept for the
+        first alone."""
         left = set(families)
         while left:
             given = {"owner_id": user.id, "families": [*left], "room": room}
@@ -456,7 +457,7 @@ def _waiting(
                 owner_id=user.id,
                 usage=users[user.id].usage,
                 jumps=users[user.id].jumps(row.priority),
-                is_next=user.id == next_in_turn,
+                is_next=user.id == next_in_turn and len(left) == len(families) - 1,
                 family=row.family,
                 memory_bytes=row.memory_bytes,
                 waited_s=max(0.0, clock - max(row.created_at, row.ended_at or 0.0)),
