@@ -85,6 +85,8 @@ def statistics(session: Session) -> Statistics:
 def add_to_totals(session: Session, ended_attempts: Collection[Attempt]) -> None:
     """Add attempts that have ended to the totals. Call it in the transaction that marks them as
     folded."""
+    if not ended_attempts:
+        return
     ended = {(attempt.experiment_id, attempt.attempt) for attempt in ended_attempts}
     rows = session.execute(
         select(Attempt.experiment_id, Attempt.attempt, Attempt.outcome, *_FIGURES)

@@ -10,13 +10,13 @@ from sqlalchemy import select, update
 from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
-from service.queue import giving_way, lease
+from service.queue import giving_way, lease, ledger
 from service.queue.lease import Claim
 from service.queue.rooms import places
 from service.queue.shares import standings
 from service.vocabulary import Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
-from tests.support.starting import fold, start_next
+from tests.support.starting import start_next
 
 ROUNDING_S = 1e-3
 SLICE_S = FairShare().slice_s
@@ -34,6 +34,8 @@ class Going:
     computes_from: float
     """Until then it loads and repeats."""
     ends: float
+    has_reported: bool = False
+    """True once its worker has reported when it ends."""
     asked: float | None = None
     for_whom: str = ""
 
@@ -45,6 +47,8 @@ class Findings:
     longest_due_s: float = 0.0
     """Longest time that a user without a run waited although enough slots were held by users with
     more usage for their shares, and nobody with less usage came and took one."""
+    longest_idle_s: float = 0.0
+    """Longest time that a user with waiting experiments was without a run."""
     displaced: int = 0
     useless: list[str] = field(default_factory=list)
     """Runs that gave way although nobody was helped."""
@@ -81,6 +85,7 @@ class SlicedLab(SharedLab):
         self._ends: list[tuple[float, str, int]] = []
         self._due: dict[int, tuple[float, set[int]]] = {}
         """Since when users are due, and who waited before them."""
+        self._idle_since: dict[int, float] = {}
         self._displaced: dict[tuple[str, str], float] = {}
         self._next_look = 0.0
 
@@ -163,7 +168,7 @@ class SlicedLab(SharedLab):
         del self.going[one]
         self.held_s[self.owners[one]] += self.time - run.began
         with self.database.transaction() as session:
-            fold(session, self.fair_share)
+            ledger.fold(session, self.fair_share)
 
     def _give_way(self, one: str, run: Going) -> None:
         """Save, return to the queue, and let the worker look at once."""
@@ -188,11 +193,12 @@ class SlicedLab(SharedLab):
         """Report progress, charge the users, and ask runs to give way, as the controller does."""
         with self.database.transaction() as session:
             for one, run in self.going.items():
-                if self.time > run.computes_from:
+                if self.time > run.computes_from and not run.has_reported:
                     eta = {"progress_at": self.clock.now, "progress_eta_s": run.ends - self.time}
                     of_run = update(Experiment).where(Experiment.id == one)
                     session.execute(of_run.values(**eta))
-            fold(session, self.fair_share)
+                    run.has_reported = True
+            ledger.fold(session, self.fair_share)
         with self.database.transaction() as session:
             all_places = places(session, WITHIN_S)
             decision = giving_way.choose_all(session, self.fair_share, all_places)
@@ -217,7 +223,11 @@ class SlicedLab(SharedLab):
             users = {one.owner_id: one for one in standings(session, self.fair_share)}
         usage = {id: one.charged_s / one.shares for id, one in users.items()}
         running = [self.owners[one] for one in self.going]
-        for user in waiting.keys() - {*running}:
+        idle = waiting.keys() - {*running}
+        self._idle_since = {user: self._idle_since.get(user, self.time) for user in idle}
+        idle_s = max((self.time - since for since in self._idle_since.values()), default=0.0)
+        self.findings.longest_idle_s = max(self.findings.longest_idle_s, idle_s)
+        for user in idle:
             runs, before = 0, set[int]()
             for other, count in waiting.items():
                 less_s = (usage[user] - usage[other]) * users[other].shares

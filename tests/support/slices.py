@@ -15,6 +15,8 @@ LOOK_S = HOUR_S / 2
 START_S, SAVE_S = 60.0, 600.0
 """Time that a run takes to load, and longest time until it can save."""
 LENGTHS_S = (10.0, 4 * WEEK_S)
+MANY_SLICES = 30
+"""Share of a week from which a deviation is told relative to it."""
 
 
 @dataclass
@@ -27,10 +29,13 @@ class Week:
     longest_due_h: float
     """Longest time that a user without a run waited although enough slots were held by users with
     more usage for their shares."""
-    off_slices: float
-    """Largest deviation of the usage of a user who always waits from its share, in slices."""
+    longest_idle_h: float
+    """Longest time that a user with waiting experiments was without a run."""
     off: float
-    """The same relative to that share, of users whose share is at least 30 slices."""
+    """Largest deviation of the usage from the share, relative to it, of users who always wait and
+    whose share is MANY_SLICES or more."""
+    off_slices: float
+    """The same of users with a smaller share, in slices."""
     repeated: float
     """Part of the slot time for the start of runs that had given way."""
     findings: Findings
@@ -64,15 +69,17 @@ def week(
     of_always = sum(used.get(user, 0.0) for user in always)
     all_shares = sum(shares[user] for user in always)
     due = {user: of_always * shares[user] / all_shares for user in always}
-    off = {user: abs(used.get(user, 0.0) - due[user]) for user in always}
+    off_s = {user: abs(used.get(user, 0.0) - due[user]) for user in always}
+    many = {user for user in always if due[user] >= MANY_SLICES * SLICE_S}
     findings = lab.findings
     return Week(
         seed=seed,
         users=number,
         slots=slots,
         longest_due_h=findings.longest_due_s / HOUR_S,
-        off_slices=max(off.values()) / SLICE_S,
-        off=max((off[one] / due[one] for one in always if due[one] > 30 * SLICE_S), default=0.0),
+        longest_idle_h=findings.longest_idle_s / HOUR_S,
+        off=max((off_s[user] / due[user] for user in many), default=0.0),
+        off_slices=max((off_s[user] / SLICE_S for user in {*always} - many), default=0.0),
         repeated=findings.repeated_s / (slots * WEEK_S),
         findings=findings,
     )
