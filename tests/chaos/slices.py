@@ -16,10 +16,9 @@ from service.db.engine import Database
 from service.fair_share import HOUR_S
 from service.operations.prepare import prepare
 from service.settings import Settings
-from tests.support.slices import LOOK_S, MANY_SLICES, SAVE_S, Week, week
+from tests.support.slices import LOOK_S, SAVE_S, Week, week
 
-OFF = 0.05
-OFF_SLICES = OFF * MANY_SLICES
+OFF, OFF_SLICES = 0.05, 2
 REPEATED = 0.01
 
 

@@ -19,6 +19,8 @@ from tests.support.shared_lab import WITHIN_S, SharedLab
 from tests.support.starting import start_next
 
 ROUNDING_S = 1e-3
+SOON_S = 5.0
+"""Time until the controller looks after a start, which may change its mind."""
 SLICE_S = FairShare().slice_s
 """Slice by which labs without slices are judged."""
 
@@ -46,7 +48,7 @@ class Findings:
 
     longest_due_s: float = 0.0
     """Longest time that a user without a run waited although enough slots were held by users with
-    more usage for their shares, and nobody with less usage came and took one."""
+    more usage for their shares, and nobody with less usage took one unexpectedly."""
     longest_idle_s: float = 0.0
     """Longest time that a user with waiting experiments was without a run."""
     displaced: int = 0
@@ -83,8 +85,8 @@ class SlicedLab(SharedLab):
         """Slot time of ended attempts by user."""
         self.findings = Findings()
         self._ends: list[tuple[float, str, int]] = []
-        self._due: dict[int, tuple[float, set[int]]] = {}
-        """Since when users are due, and who waited before them."""
+        self._due: dict[int, tuple[float, Counter[int]]] = {}
+        """Since when users are due, and how many runs of others come before theirs."""
         self._idle_since: dict[int, float] = {}
         self._displaced: dict[tuple[str, str], float] = {}
         self._next_look = 0.0
@@ -128,20 +130,23 @@ class SlicedLab(SharedLab):
         ends = computes_from + self.lengths[one] - self.done_s[one]
         self.going[one] = Going(claim, worker, queue, self.time, computes_from, ends)
         heapq.heappush(self._ends, (ends, one, claim.attempt))
+        if any(run.asked is not None for run in self.going.values()):
+            self._next_look = min(self._next_look, self.time + SOON_S)
         if claim.attempt > 1:
             self.findings.repeated_s += self.start_s
         self._note_start(self.owners[one])
         return True
 
     def _note_start(self, owner: int) -> None:
-        """The owner is due no more, and those whom a newcomer with less usage has overtaken are due
-        anew from now on."""
+        """The owner is due no more. Those whom it has overtaken, with less usage, by one run more
+        than was expected are due anew from now on."""
         if (due := self._due.pop(owner, None)) is not None:
             waited_s = self.time - due[0]
             self.findings.longest_due_s = max(self.findings.longest_due_s, waited_s)
         usage = self._usage() if self._due else {}
         for user, (_, before) in [*self._due.items()]:
-            if owner not in before and usage[owner] <= usage[user]:
+            before[owner] -= 1
+            if before[owner] < 0 and usage[owner] <= usage[user]:
                 del self._due[user]
 
     def _usage(self) -> dict[int, float]:
@@ -228,14 +233,13 @@ class SlicedLab(SharedLab):
         idle_s = max((self.time - since for since in self._idle_since.values()), default=0.0)
         self.findings.longest_idle_s = max(self.findings.longest_idle_s, idle_s)
         for user in idle:
-            runs, before = 0, set[int]()
+            before = Counter[int]()
             for other, count in waiting.items():
                 less_s = (usage[user] - usage[other]) * users[other].shares
                 if other != user and less_s >= 0:
-                    before.add(other)
-                    runs += min(count, int(less_s / slice_s) + 1)
+                    before[other] = min(count, int(less_s / slice_s) + 1)
             larger = sum(usage[other] > usage[user] for other in running)
-            if runs + 1 <= larger:
+            if before.total() < larger:
                 self._due.setdefault(user, (self.time, before))
             else:
                 self._due.pop(user, None)

@@ -11,7 +11,7 @@ from tests.support.sliced_lab import SLICE_S, Findings, SlicedLab
 
 WEEK_S = 168 * HOUR_S
 LOOK_S = HOUR_S / 2
-"""Interval of the controller's looks; the real one looks every 5 s."""
+"""Longest interval of the controller's looks; the real one looks every 5 s."""
 START_S, SAVE_S = 60.0, 600.0
 """Time that a run takes to load, and longest time until it can save."""
 LENGTHS_S = (10.0, 4 * WEEK_S)
