@@ -33,7 +33,7 @@ ELBO = {"objective": "elbo"}
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
 TEXTS = {"source": "text", "lines": tiny_lm.lines(200)}
 SPECS: dict[str, dict[str, Any]] = {
-    "ppca": ppca_spec(data__dim=60, evaluate__masks__per_size=8000, seeds=[1, 2, 3]),
+    "ppca": ppca_spec(data__dim=60, evaluate__masks__per_size=30_000, seeds=[1, 2, 3]),
     "factor_analysis": ppca_spec(
         model={
             "family": "factor_analysis",
@@ -53,7 +53,7 @@ SPECS: dict[str, dict[str, Any]] = {
             "likelihood": {"distribution": "gaussian", "noise_precision": 4.0},
             "conditionals": {"method": "uniform_grid", "nodes": 10, "extent": 4.0},
         },
-        train={**ELBO, "epochs": 150},
+        train={**ELBO, "epochs": 450},
         compute={"threads": 1, "precision": "float32"},
     ),
     "vae": ppca_spec(
