@@ -59,7 +59,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "vae": ppca_spec(
         model=deep_vae(latent_dim=2, width=8, draws=4, rounds=3),
         evaluate__masks={"schedule": "fixed", "size": 2, "per_size": 20},
-        train={**ELBO, "epochs": 300},
+        train={**ELBO, "epochs": 200},
         compute={"threads": 1, "precision": "float32"},
     ),
     "masked_lm": {
