@@ -58,8 +58,9 @@ def test_a_foreign_link_replaces_no_sign_in_unasked(stranger: Page, lab: Browsed
     assert [one["value"] for one in stranger.context.cookies()] == [one["value"] for one in before]
 
 
-def test_no_sign_in_leads_to_another_host(stranger: Page, lab: BrowsedLab) -> None:
-    stranger.goto(lab.url("/sign-in?next=//elsewhere.example"))
+@pytest.mark.parametrize("target", ["//elsewhere.example", "/%09/elsewhere.example", "/%5Ca"])
+def test_no_sign_in_leads_to_another_host(stranger: Page, lab: BrowsedLab, target: str) -> None:
+    stranger.goto(lab.url(f"/sign-in?next={target}"))
     stranger.fill("#key", lab.service.settings.key_file.read_text().strip())
     stranger.get_by_role("button", name="Sign in").click()
     stranger.wait_for_url(lab.url("/"))

@@ -8,7 +8,7 @@ import { Problem } from "../parts.js";
 /** The path of this service that was asked for before the sign-in. */
 function next() {
   const wanted = new URLSearchParams(location.search).get("next") ?? "/";
-  return /^\/(?![/\\])/.test(wanted) ? wanted : "/";
+  return /^\/(?![/\\])[^\t\r\n]*$/.test(wanted) ? wanted : "/"; // browsers leave tabs and line ends out
 }
 
 /** Asks whether to sign in by a link. "No" has the focus: Enter accepts no foreign link. */
