@@ -260,11 +260,13 @@ def plan(
 
 def choose_all(session: Session, fair_share: FairShare, all_places: Sequence[Place]) -> Decision:
     """Return which current runs give way, and which of their workers are reserved."""
+    if not fair_share.slice_s:
+        return Decision({}, {})
     gives_way_to: dict[str, str] = {}
     reserved_for: dict[str, str] = {}
     served: dict[str, int] = {}  # the owners of experiments that have a place
     usable = [place for place in all_places if place.drained_until is None]
-    for queue in (Queue.GPU, Queue.CPU) if fair_share.slice_s else ():
+    for queue in (Queue.GPU, Queue.CPU):
         places = [place for place in usable if place.queue == queue]
         families = frozenset[str]().union(*(place.families for place in places))
         if not places or not count_startable(session, queue, families):
