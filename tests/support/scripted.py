@@ -2,6 +2,7 @@
 in tests of times; real processes are in test_endings.py.
 """
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ from service.db.engine import Database
 from service.experiments.models import Experiment
 from service.queue.lease import Claim
 from service.settings import Settings
+from service.vocabulary import DesiredState
 from tests.support.records import point
-from tests.support.stored import row
+from tests.support.stored import change, row
 from worker.runner import Record, Runner
 from worker.supervisor import Supervision
 
@@ -154,3 +156,12 @@ def points(*seqs: int) -> list[dict[str, Any]]:
 
 def checkpoint(after: int, file: str) -> dict[str, Any]:
     return {"seq": None, "record": "checkpoint", "after": after, "file": file, "sha256": "0" * 64}
+
+
+def heard_s(runner: ScriptedRunner, order: object) -> float:
+    """Return the seconds after which a runner first received an order; infinity if it did not."""
+    return min((when for when, what in runner.heard if what == order), default=math.inf)
+
+
+def desire(watch: Watch, desired: DesiredState) -> None:
+    change(watch.database, watch.claim.experiment_id, desired_state=desired)
