@@ -6,6 +6,7 @@
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -38,7 +39,7 @@ from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, Record, check
 from tests.support.memory_limits import LimitUnavailable, MemoryLimit
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import Lab, wait_until
+from tests.support.processes import Lab, signal_each, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import ENDLESS, KINDS, undisturbed_records
 
@@ -238,7 +239,7 @@ class Storm:
             if not children:
                 return
             victim = self.random.choice(children)
-        victim.kill()
+        signal_each([victim], signal.SIGKILL)
 
     def _kill_container(self) -> None:
         """Kill all processes of one part or server at once, as when its container is killed."""
@@ -251,8 +252,7 @@ class Storm:
             victim: psutil.Process = self.lab.processes[name]
             if name in WORKERS:
                 self.tally.blame.append((time.time(), f":{victim.pid}"))
-            for process in (victim, *victim.children(recursive=True)):
-                process.kill()
+            signal_each((victim, *victim.children(recursive=True)), signal.SIGKILL)
 
     def _stop_lab(self) -> None:
         """Stop all parts by SIGTERM, then both servers, and start all again: a stop of the
@@ -340,12 +340,9 @@ class Storm:
         workers = [self.lab.processes[name] for name in WORKERS]
         parents = [parent for worker in workers for parent in worker.children()]
         runners = [runner for parent in parents for runner in parent.children()]
-        for runner in runners:
-            runner.suspend()
+        signal_each(runners, signal.SIGSTOP)
         time.sleep(STALL_S + 3)
-        for runner in runners:
-            if runner.is_running():
-                runner.resume()
+        signal_each(runners, signal.SIGCONT)
 
     def _slow_disk(self) -> None:
         self.postgresql.freeze()

@@ -1,11 +1,12 @@
 """The service's commands as processes of their own, as a lab runs them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,13 @@ def environment(
     if settings.redis_url is not None:
         given["MPT_REDIS_URL"] = settings.redis_url.get_secret_value()
     return given
+
+
+def signal_each(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to each process that has not ended since it was listed."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 Process = Forked | psutil.Popen

