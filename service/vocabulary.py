@@ -58,6 +58,15 @@ class Role(StrEnum):
     VIEWER = "viewer"
 
 
+class DisabledFor(StrEnum):
+    """Reason for which the service has disabled a user."""
+
+    APPROVAL = "approval"
+    """The first sign-in by the lab's account waits for an admin's yes."""
+    GROUPS = "groups"
+    """The lab's account left the groups that may sign in."""
+
+
 class Scope(StrEnum):
     """Permission of a key, within its user's role."""
 

@@ -53,6 +53,8 @@ def change(
     active_admins = session.scalars(admins.with_for_update()).all()
     if role is not None:
         user.role = role
+    if active is not None:
+        user.disabled_for = None
     if active is not None and active != (user.disabled_at is None):
         session.execute(
             update(User).where(User.id == user.id).values(disabled_at=None if active else now())

@@ -6,6 +6,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     ForeignKey,
+    Index,
     LargeBinary,
     String,
     false,
@@ -20,6 +21,9 @@ class User(Base):
     """A user, who owns experiments."""
 
     __tablename__ = "users"
+    __table_args__ = (
+        Index("ix_users_oidc_issuer_oidc_subject", "oidc_issuer", "oidc_subject", unique=True),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(100), unique=True)
@@ -28,6 +32,11 @@ class User(Base):
     role: Mapped[str] = mapped_column(String(16), default=Role.MEMBER, server_default="member")
     disabled_at: Mapped[float | None]
     """Time since which the user's keys are refused."""
+    disabled_for: Mapped[str | None] = mapped_column(String(16))
+    """One of DisabledFor if the service has disabled the user, None if an admin has."""
+    oidc_issuer: Mapped[str | None] = mapped_column(String(500))
+    oidc_subject: Mapped[str | None] = mapped_column(String(255))
+    """The account that signs the user in: the issuer and its `sub`, which never change."""
     shares: Mapped[int] = mapped_column(default=1, server_default="1")
     """Slurm's RawShares: while both wait, a user with 2 shares gets twice as much as one with 1."""
     max_running: Mapped[int | None]
@@ -55,6 +64,10 @@ class ApiKey(Base):
     last_used_at: Mapped[float | None]
     link_used_at: Mapped[float | None]
     """Time at which the last sign-in link that was used had been made. Earlier links are void."""
+    authenticated_at: Mapped[float | None]
+    """Time at which the provider of the lab's accounts asked for a password, 0 if it did not say.
+    Such a key is one sign-in of a browser, and its text is known to nobody. None: a key of
+    programs."""
 
 
 class AuditEntry(Base):

@@ -28,7 +28,7 @@ from tests.support.forks import fork
 from tests.support.processes import environment
 
 DESCENDING = ("ix_experiments_startable_cpu", "ix_experiments_startable_gpu")
-EARLIER = ("version_0_2", "revision_0050")
+EARLIER = ("version_0_2", "revision_0050", "revision_0051")
 """Archives of earlier versions whose tables are carried over."""
 
 

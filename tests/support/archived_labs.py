@@ -5,6 +5,7 @@
   a webhook, and the key of the user ann.
 - `revision_0050` (the tables of commit b6a2762a): made by `tests.migrations.record`, with the
   answers of the API.
+- `revision_0051` (the tables of commit e0204e32): made in the same way.
 """
 
 import os
