@@ -9,8 +9,10 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
+from service.accounts import oidc_routes
 from service.accounts import routes as administration
 from service.accounts import sign_in_routes as sign_in
+from service.accounts.oidc import Provider
 from service.accounts.sign_in import Links, session_key
 from service.curves import routes as curves
 from service.datasets import routes as datasets
@@ -112,6 +114,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.noted_keys = noted_keys()
     key = session_key(settings.session_key_file)
     app.state.links = Links(key)
+    app.state.provider = None if settings.oidc_issuer is None else Provider(settings)
     app.state.refused_sign_ins = sign_in.Refusals()
     app.add_middleware(SignInCookie, session_key=key)
     app.add_middleware(HeadRequests)
@@ -133,7 +136,7 @@ def _routes() -> list[BaseRoute]:
     them."""
     found = APIRouter(responses=ERRORS)
     found.include_router(pages.router)
-    for router in (health.router, sign_in.public):
+    for router in (health.router, sign_in.public, oidc_routes.public):
         found.include_router(router)
     for router in ROUTERS:
         assert issubclass(router.route_class, StrictRoute)

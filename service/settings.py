@@ -1,14 +1,15 @@
 """Settings, read once from the environment (prefix MPT_)."""
 
 import os
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,12 +20,17 @@ from sqlalchemy import make_url
 
 from mptcore.specs import Limits
 from service.fair_share import FairShare
+from service.vocabulary import Role
 
-SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
+SECRETS = (
+    *("database_url", "database_password", "redis_url", "redis_password"),
+    "oidc_client_secret",
+)
 """Settings that may be in files, named by the variable with _FILE at its end."""
 
 
 PREFIX = "MPT_"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEARTBEAT_S = 1.0
 OTHER_VARIABLES = ("MPT_KERNELS", "MPT_ALLOW_DOWNLOAD", "MPT_URL", "MPT_API_KEY", "MPT_RETRY_S")
 """Variables that runs or the client read."""
@@ -102,6 +108,24 @@ class Settings(BaseSettings):
     cors_origins: list[str] = []
     """Origins, as a JSON list, whose pages may send requests from a browser. Empty: none."""
 
+    oidc_issuer: str | None = None
+    """URL of the OpenID Connect provider whose accounts sign browsers in. Unset: no such sign-in.
+    Only the API needs these settings."""
+    oidc_client_id: str | None = None
+    """Id under which the provider knows this service."""
+    oidc_client_secret: SecretStr | None = None
+    """Secret of this service at the provider."""
+    oidc_scopes: str = "openid profile"
+    """Scopes that are requested from the provider, separated by spaces."""
+    oidc_new_users: Literal["wait", "admit"] = "wait"
+    """`admit`: the first sign-in of an account adds a user. `wait`: the user is disabled until an
+    admin enables it."""
+    oidc_groups_claim: str = "groups"
+    """Claim of the ID token or of the userinfo endpoint that lists the groups of an account."""
+    oidc_roles: dict[str, Role] = {}
+    """Role of the members of each group, as a JSON object. The highest counts, at each sign-in, and
+    who is in none of the groups may not sign in. Empty: everyone may sign in, as a member."""
+
     purge_after_s: float = Field(default=7 * 86_400.0, ge=0)
     """Time after which records and files of a deleted experiment are removed."""
     keep_s: float | None = Field(default=None, gt=0)
@@ -143,6 +167,25 @@ class Settings(BaseSettings):
         cls, settings_cls: type[BaseSettings], *sources: Any, **named: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return named["init_settings"], SecretFiles(settings_cls), named["env_settings"]
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _check_issuer(cls, issuer: str | None) -> str | None:
+        if issuer is not None and not (
+            is_provider_url(issuer, issuer) and re.search(r"[?#\s]", issuer) is None
+        ):
+            raise ValueError("give a URL with https (or http for this machine), without ? and #")
+        return issuer
+
+    @model_validator(mode="after")
+    def _check_oidc(self) -> Self:
+        needed = (self.oidc_issuer, self.oidc_client_id, self.oidc_client_secret)
+        if any(needed) and not all(needed):
+            raise ValueError(
+                "set all three of MPT_OIDC_ISSUER, MPT_OIDC_CLIENT_ID and "
+                "MPT_OIDC_CLIENT_SECRET_FILE, or none"
+            )
+        return self
 
     @property
     def heartbeat_s(self) -> float:
@@ -209,6 +252,15 @@ class Settings(BaseSettings):
     @property
     def session_key_file(self) -> Path:
         return self.store / "session-key"
+
+
+def is_provider_url(url: str, issuer: str) -> bool:
+    """Return whether an address of a provider is secure: https, or http for a provider on this
+    machine."""
+    parts, of_issuer = urlsplit(url), urlsplit(issuer)
+    is_here = parts.hostname in LOOPBACK and of_issuer.hostname in LOOPBACK
+    is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_here)
+    return is_secure and bool(parts.hostname)
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:

@@ -113,7 +113,7 @@ def test_only_run_imports_all_families() -> None:
 
 SERVICE = Path(__file__).parents[1] / "service"
 LAYERS_OF_SERVICE = (
-    "timings", "logs", "refusals", "fair_share", "settings", "vocabulary", "schemas", "long_lists",
+    "timings", "logs", "refusals", "fair_share", "vocabulary", "settings", "schemas", "long_lists",
     "places", "store_space", "db", "models",
     "accounts", "webhooks", "workers", "queue", "records", "datasets", "experiments", "sweeps",
     "submission", "events", "presets", "curves", "operations",

@@ -13,9 +13,10 @@ from pydantic import Field, model_validator
 from sqlalchemy.orm import Session
 
 from service.accounts import audit
+from service.accounts.models import ApiKey
 from service.accounts.permissions import check_has_key
 from service.accounts.sign_in import LINK_LASTS_S, Links, SignIn, caller_of_sign_in
-from service.accounts.users import Caller, KeyRefused, caller_of_key
+from service.accounts.users import PROCESS, Caller, KeyRefused, caller_of_key
 from service.db.engine import Database
 from service.refusals import unauthorized
 from service.schemas import RequestModel, ResponseModel
@@ -99,7 +100,7 @@ def sign_in(
             given = "key" if body.code is None else "code"
             audit.note(session, caller, "sign_in.begun", caller.key_id, given=given)
     except KeyRefused as refused:
-        _note_refusal(database, request, str(refused))
+        note_refusal(database, request, str(refused))
         raise unauthorized(str(refused)) from None
     request.session[SIGN_IN] = begun
 
@@ -122,10 +123,14 @@ def preview(
 
 @public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT)
 def sign_out(database: DatabaseDep, request: Request, response: Response) -> None:
-    """Sign this browser out, if it is signed in: the answer deletes its cookie."""
+    """Sign this browser out, if it is signed in: the answer deletes its cookie. A sign-in by the
+    lab's account ends, and with it each copy of the cookie."""
     if sign_in_of(request) is not None:
         with database.transaction() as session:
             if (caller := _signed_in(session, request)) is not None:
+                key = session.get_one(ApiKey, caller.key_id)
+                if key.authenticated_at is not None:
+                    key.revoked_at = time.time()
                 audit.note(session, caller, "sign_in.ended", caller.key_id)
     secure = is_over_tls(request.scope)
     response.delete_cookie(COOKIE, secure=secure, httponly=True, samesite="strict")
@@ -180,7 +185,8 @@ class Refusals:
             return left_out
 
 
-def _note_refusal(database: Database, request: Request, reason: str) -> None:
+def note_refusal(database: Database, request: Request, reason: str) -> None:
+    """Write a refused sign-in to the audit, unless there were too many lately."""
     refusals: Refusals = request.app.state.refused_sign_ins
     left_out = refusals.next()
     if left_out is not None:
@@ -188,7 +194,3 @@ def _note_refusal(database: Database, request: Request, reason: str) -> None:
         with database.transaction() as session:
             details = {"reason": reason, "left_out_before": left_out}
             audit.note(session, PROCESS, "sign_in.refused", address[:100], **details)
-
-
-PROCESS = "api"
-"""The audit's actor where no user is known."""

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 LOCAL_USER = "local"
 """The first admin: the user who runs `mpt serve`, or `mpt migrate` in a lab."""
 
+PROCESS = "api"
+"""The audit's actor where no user is known."""
+
 USE_NOTED_S = 60.0
 """Minimum interval between updates of a key's last use."""
 

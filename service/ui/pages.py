@@ -6,6 +6,7 @@ import re
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
@@ -86,7 +87,11 @@ SCRIPTS = {
 
 def _page(request: Request) -> HTMLResponse:
     name, title = PAGES[request.scope["route"].path]
-    return _framed(request, "page.html", name=name, title=title, scripts=SCRIPTS[name])
+    issuer = request.app.state.settings.oidc_issuer
+    provider = None if issuer is None else urlsplit(issuer).netloc
+    return _framed(
+        request, "page.html", name=name, title=title, scripts=SCRIPTS[name], provider=provider
+    )
 
 
 def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:

@@ -73,6 +73,8 @@ EXAMPLES: dict[str, list[Document]] = {
     ],
     "SignInWith": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
     "Code": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
+    "SignInRound": [{"fresh": True}],
+    "Returned": [{"state": "2bJ0l5f5bqXw0f0c9Yb0rA", "code": "Vb0cQwq1", "iss": "https://id.example.org"}],
     "NewWebhook": [{"url": "https://example.org/ended", "statuses": ["failed"]}],
     "MetricList": [
         {"items": [{"name": "lml", "labels": {"seed": 4}, "value": -60.34, "std_err": None,

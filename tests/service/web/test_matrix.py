@@ -186,6 +186,10 @@ MATRIX = [
         body={"key": "{key}"}),
     row("POST", "/v1/sign-in:preview",      "401  401   401    401   401    401  401  401  401",
         body={"code": "none"}),
+    row("POST", "/v1/sign-in:begin",        "404  404   404    404   404    404  404  404  404",
+        body={}),
+    row("POST", "/v1/sign-in:finish",       "404  404   404    404   404    404  404  404  404",
+        body={"state": "none"}),
     row("POST", "/v1/sign-out",             "204  204   204    204   204    204  204  204  204"),
     row("POST", "/v1/sign-in-codes",        "201  201   201    201   201    401  401  401  201"),
     *(row("GET", page, "200 200 200 200 200 200 200 200 200")
@@ -194,7 +198,8 @@ MATRIX = [
     row("GET", "/static/{edition}/{name}",
                                             "404  404   404    404   404    404  404  404  404"),
 ]
-"""Pages contain no data, so anyone may load them; /help and /static have no page of that name."""
+"""Pages contain no data, so anyone may load them; /help and /static have no page of that name. This
+lab has no provider of accounts (tests/service/accounts/test_oidc.py has one)."""
 # fmt: on
 
 

@@ -1,0 +1,317 @@
+"""Signing in by an account of a real OpenID Connect provider: who may, and what is refused."""
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from httpx2 import Response
+from pydantic import ValidationError
+from sqlalchemy import update
+
+from service.accounts import oidc as oidc_module
+from service.accounts.models import ApiKey
+from service.accounts.oidc import ROUND_LASTS_S
+from service.app import create_app
+from service.db.engine import Database
+from service.settings import Settings, is_provider_url
+from service.web.sign_in_cookie import COOKIE
+from tests.support.callers import bearer
+from tests.support.oidc_provider import CLIENT_ID, SECRET, Person, RealProvider
+
+OWN = {"Sec-Fetch-Site": "same-origin"}
+ROLES = {"chairs": "admin", "staff": "member", "students": "viewer"}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RealProvider]:
+    provider = RealProvider("http://testserver/sign-in")
+    provider.start()
+    yield provider
+    provider.stop()
+
+
+@pytest.fixture
+def provider(running: RealProvider) -> Iterator[RealProvider]:
+    running.add("ann", groups=["staff"])
+    yield running
+    running.forge()
+
+
+def with_provider(settings: Settings, provider: RealProvider, **others: Any) -> Settings:
+    oidc = {
+        "oidc_issuer": provider.issuer,
+        "oidc_client_id": CLIENT_ID,
+        "oidc_client_secret": SECRET,
+        "oidc_new_users": "admit",
+        **others,
+    }
+    return Settings(**{**settings.model_dump(), **oidc})
+
+
+@pytest.fixture
+def oidc(place: Settings, provider: RealProvider) -> Settings:
+    """Settings of a service that admits every account, on either database."""
+    return with_provider(place, provider)
+
+
+@pytest.fixture
+def browser(oidc: Settings) -> Iterator[TestClient]:
+    """A browser that is not signed in."""
+    with TestClient(create_app(oidc), raise_server_exceptions=False) as client:
+        yield client
+
+
+def begin(browser: TestClient, **how: Any) -> str:
+    answer = browser.post("/v1/sign-in:begin", json=how, headers=OWN)
+    assert answer.status_code == 200, answer.text
+    url: str = answer.json()["url"]
+    return url
+
+
+def finish(browser: TestClient, returned: dict[str, str]) -> Response:
+    return browser.post("/v1/sign-in:finish", json=returned, headers=OWN)
+
+
+def sign_in(browser: TestClient, login: str = "ann", **how: Any) -> Response:
+    """Sign in as a person does, in a browser that the provider does not know."""
+    return finish(browser, Person().sign_in(begin(browser, **how), login))
+
+
+def refused(answer: Response, word: str) -> bool:
+    return answer.status_code == 401 and word in answer.json()["detail"]
+
+
+def admin_of(settings: Settings) -> dict[str, str]:
+    return bearer(settings.key_file.read_text().strip())
+
+
+def audited(browser: TestClient, settings: Settings) -> list[str]:
+    """The actions in the audit log, the oldest first."""
+    items = browser.get("/v1/audit", headers=admin_of(settings)).json()["items"]
+    return [line["action"] for line in reversed(items)]
+
+
+def test_an_account_signs_a_browser_in_and_adds_its_user(
+    browser: TestClient, oidc: Settings
+) -> None:
+    assert sign_in(browser).status_code == 204
+    me = browser.get("/v1/me").json()
+    assert (me["name"], me["role"]) == ("ann", "member")
+    assert sign_in(browser).status_code == 204
+    users = browser.get("/v1/users", headers=admin_of(oidc)).json()["items"]
+    assert [user["name"] for user in users] == ["ann", "local"]
+    assert audited(browser, oidc)[-3:] == ["user.added", "sign_in.begun", "sign_in.begun"]
+
+
+def test_a_sign_in_lasts_a_day_and_ends_like_any_key(
+    browser: TestClient, oidc: Settings, provider: RealProvider
+) -> None:
+    sign_in(browser)
+    key = browser.get("/v1/users/ann/keys").json()["items"][0]
+    assert (
+        datetime.fromisoformat(key["expires_at"]) - datetime.fromisoformat(key["created_at"])
+    ).total_seconds() <= 86_400.5
+    path = f"/v1/users/ann/keys/{key['id']}"
+    assert browser.delete(path, headers=admin_of(oidc)).status_code == 204
+    assert browser.get("/v1/me").status_code == 401
+    sign_in(browser)
+    with Database(oidc.url).transaction() as session:
+        session.execute(
+            update(ApiKey).where(ApiKey.authenticated_at.is_not(None)).values(expires_at=1.0)
+        )
+    assert browser.get("/v1/me").status_code == 401
+    sign_in(browser)
+    assert len(browser.get("/v1/users/ann/keys").json()["items"]) == 1
+
+
+def test_signing_out_ends_each_copy_of_the_cookie(browser: TestClient) -> None:
+    sign_in(browser)
+    copy = {"Cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
+    assert browser.post("/v1/sign-out", headers=OWN).status_code == 204
+    assert browser.get("/v1/me", headers=copy).status_code == 401
+
+
+def test_another_browser_cannot_finish_a_sign_in(browser: TestClient, oidc: Settings) -> None:
+    """Nor can this one with another state, or after a later begin."""
+    returned = Person().sign_in(begin(browser), "ann")
+    with TestClient(create_app(oidc)) as other:
+        assert refused(finish(other, returned), "not begun in this browser")
+        begin(other)
+        assert refused(finish(other, returned), "not begun in this browser")
+        assert other.get("/v1/me").status_code == 401
+    assert refused(finish(browser, {**returned, "state": "other"}), "not begun in this browser")
+    assert refused(finish(browser, {**returned, "state": ""}), "not begun in this browser")
+    assert finish(browser, returned).status_code == 204
+
+
+def test_a_code_serves_once(browser: TestClient) -> None:
+    """The browser forgets the round, and the provider refuses a copy of its earlier cookie."""
+    url = begin(browser)
+    before = browser.cookies[COOKIE]
+    returned = Person().sign_in(url, "ann")
+    assert finish(browser, returned).status_code == 204
+    assert refused(finish(browser, returned), "not begun in this browser")
+    browser.cookies.clear()
+    browser.cookies.set(COOKIE, before)
+    assert refused(finish(browser, returned), "invalid_grant")
+    assert browser.get("/v1/me").status_code == 401
+
+
+def test_a_code_of_another_round_is_refused(browser: TestClient, oidc: Settings) -> None:
+    """A stolen code is of no use without the verifier, which never left the browser's cookie."""
+    stolen = Person().sign_in(begin(browser), "ann")["code"]
+    with TestClient(create_app(oidc)) as thief:
+        returned = Person().sign_in(begin(thief), "ann")
+        assert refused(finish(thief, {**returned, "code": stolen}), "invalid_grant")
+
+
+def test_a_round_lasts_ten_minutes(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = Person().sign_in(begin(browser), "ann")
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + ROUND_LASTS_S + 1)
+    assert refused(finish(browser, returned), "ten minutes")
+
+
+def test_a_refusal_of_the_provider_is_shown(browser: TestClient) -> None:
+    state = Person().sign_in(begin(browser), "ann")["state"]
+    returned = {"state": state, "error": "access_denied"}
+    assert refused(finish(browser, returned), "access_denied")
+
+
+NOW = time.time()
+
+
+@pytest.mark.parametrize(
+    ("claims", "word"),
+    [
+        ({"exp": NOW - 3600, "iat": NOW - 7200}, "expired"),
+        ({"iat": NOW + 3600}, "future"),
+        ({"aud": "another"}, "aud"),
+        ({"aud": ["lab", "another"], "azp": "another"}, "azp"),
+        ({"iss": "https://elsewhere.example"}, "iss"),
+        ({"nonce": "another"}, "nonce"),
+        ({"at_hash": "another"}, "at_hash"),
+        ({"sub": ""}, "sub"),
+    ],
+)
+def test_an_id_token_that_is_not_for_this_sign_in_is_refused(
+    browser: TestClient, provider: RealProvider, claims: dict[str, Any], word: str
+) -> None:
+    provider.forge(**claims)
+    assert refused(sign_in(browser), word)
+    assert browser.get("/v1/me").status_code == 401
+
+
+def test_an_id_token_of_a_foreign_key_is_refused(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    """Also if the token names a key of the provider."""
+    provider.forge(signed_by="stranger")
+    assert refused(sign_in(browser), "not valid")
+
+
+def test_rotated_keys_are_read_again_but_not_in_a_loop(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    assert sign_in(browser).status_code == 204
+    provider.rotate()
+    assert sign_in(browser).status_code == 204
+    for _ in range(2):
+        provider.forge(kid="unknown")
+        requests = provider.key_requests()
+        assert refused(sign_in(browser), "kid")
+        assert provider.key_requests() == requests
+        provider.forge()
+    assert sign_in(browser).status_code == 204
+
+
+def test_keys_and_open_sessions_go_on_while_the_provider_is_away(
+    place: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go before or during a sign-in, and is used again as soon as it answers."""
+    monkeypatch.setattr(oidc_module, "METADATA_S", 0.0)
+    provider = RealProvider("http://testserver/sign-in")
+    provider.start()
+    provider.add("ann", groups=["staff"])
+    settings = with_provider(place, provider)
+    with TestClient(create_app(settings)) as browser, TestClient(create_app(settings)) as other:
+        assert sign_in(browser).status_code == 204
+        returned = Person().sign_in(begin(other), "ann")
+        provider.stop()
+        attempts = (
+            other.post("/v1/sign-in:begin", json={}, headers=OWN),
+            finish(other, returned),
+        )
+        for answer in attempts:
+            assert (answer.status_code, answer.json()["reason"]) == (503, "provider_away")
+            assert provider.issuer in answer.json()["detail"]
+        assert browser.get("/v1/me").json()["name"] == "ann"
+        assert other.get("/v1/me", headers=admin_of(settings)).json()["name"] == "local"
+        provider.start()
+        assert sign_in(other).status_code == 204
+    provider.stop()
+
+
+def test_a_discovery_document_of_another_issuer_is_refused(
+    place: Settings, provider: RealProvider
+) -> None:
+    other = with_provider(place, provider, oidc_issuer=f"http://localhost:{provider.port}")
+    with TestClient(create_app(other)) as browser:
+        answer = browser.post("/v1/sign-in:begin", json={}, headers=OWN)
+    assert answer.json()["reason"] == "provider_away"
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"oidc_issuer": "http://id.example.org"}, "https"),
+        ({"oidc_issuer": "ftp://127.0.0.1"}, "https"),
+        ({"oidc_issuer": "https://id.example.org/?a"}, "without"),
+        ({"oidc_client_id": None}, "all three"),
+        ({"oidc_client_secret": None}, "all three"),
+        ({"oidc_roles": {"staff": "owner"}}, "admin"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: Settings, given: dict[str, Any], word: str) -> None:
+    right = {
+        "oidc_issuer": "https://id.example.org",
+        "oidc_client_id": "lab",
+        "oidc_client_secret": "secret",
+    }
+    Settings(**{**settings.model_dump(), **right})
+    with pytest.raises(ValidationError, match=word):
+        Settings(**{**settings.model_dump(), **right, **given})
+
+
+@pytest.mark.parametrize(
+    ("url", "issuer", "is_secure"),
+    [
+        ("https://keys.example.org/a?b", "https://id.example.org", True),
+        ("http://id.example.org", "https://id.example.org", False),
+        ("http://127.0.0.1:8080/a", "https://id.example.org", False),
+        ("http://127.0.0.1:8080/a", "http://localhost:8080", True),
+        ("https:///a", "https://id.example.org", False),
+        ("file:///etc/passwd", "https://id.example.org", False),
+    ],
+)
+def test_addresses_of_a_provider_are_secure(url: str, issuer: str, is_secure: bool) -> None:
+    assert is_provider_url(url, issuer) is is_secure
+
+
+def test_without_the_settings_nothing_changes(place: Settings) -> None:
+    with TestClient(create_app(place)) as browser:
+        assert "data-provider" not in browser.get("/sign-in").text
+        for path, body in (("begin", {}), ("finish", {"state": "a", "code": "b"})):
+            answer = browser.post(f"/v1/sign-in:{path}", json=body, headers=OWN)
+            assert (answer.status_code, answer.json()["reason"]) == (404, "not_found")
+
+
+def test_no_other_site_begins_or_finishes_a_sign_in(browser: TestClient) -> None:
+    returned = Person().sign_in(begin(browser), "ann")
+    elsewhere = {"Origin": "http://evil.example"}
+    for path, body in (("begin", {}), ("finish", returned)):
+        answer = browser.post(f"/v1/sign-in:{path}", json=body, headers=elsewhere)
+        assert answer.json()["reason"] == "cross_origin"
+    assert browser.get("/v1/me").status_code == 401

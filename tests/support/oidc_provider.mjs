@@ -1,0 +1,53 @@
+// A real OpenID Connect provider, npm's oidc-provider, whose accounts and ID tokens a test decides
+// on. It reads a JSON object from each line of its input: `accounts` (claims by login), `forge` (claims
+// that replace those of the next ID tokens, the key id `kid`, and a stranger's key by `signed_by`) and
+// `rotate` (another signing key), and answers with the number of requests for its keys.
+
+import { createInterface } from "node:readline";
+import { createServer } from "node:http";
+import { Provider } from "oidc-provider";
+import { SignJWT, decodeJwt, exportJWK, generateKeyPair } from "jose";
+
+const [port, redirectUri] = process.argv.slice(2);
+const issuer = `http://127.0.0.1:${port}`;
+const keys = []; // the newest first: it signs
+let accounts = {};
+let forged = null;
+let keyRequests = 0;
+let provider;
+
+async function rotate() {
+  const { privateKey } = await generateKeyPair("RS256", { extractable: true });
+  const kid = `key-${keys.length}-${Date.now()}`;
+  keys.unshift({ privateKey, kid, jwk: { ...(await exportJWK(privateKey)), kid, alg: "RS256", use: "sig" } });
+  provider = new Provider(issuer, {
+    clients: [{ client_id: "lab", client_secret: "secret of the lab", redirect_uris: [redirectUri] }],
+    jwks: { keys: [keys[0].jwk] },
+    claims: { openid: ["sub"], profile: ["preferred_username", "groups"] },
+    findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id, ...accounts[id] }) }),
+    pkce: { required: () => true },
+    cookies: { keys: ["of a test"] },
+    ttl: { Interaction: 600, Session: 600, Grant: 600, IdToken: 600, AccessToken: 600 },
+  });
+  provider.use(async (ctx, next) => {
+    await next();
+    if (ctx.path === "/jwks") keyRequests += 1;
+    if (forged === null || ctx.path !== "/token" || !ctx.body?.id_token) return;
+    const { kid = keys[0].kid, signed_by: stranger, ...others } = forged;
+    const claims = { ...decodeJwt(ctx.body.id_token), ...others };
+    const { privateKey } = stranger ? await generateKeyPair("RS256") : keys[0];
+    const id_token = await new SignJWT(claims).setProtectedHeader({ alg: "RS256", kid }).sign(privateKey);
+    ctx.body = { ...ctx.body, id_token };
+  });
+}
+
+await rotate();
+createServer((request, response) => provider.callback()(request, response)).listen(port, "127.0.0.1", () => console.log(keyRequests));
+for await (const line of createInterface({ input: process.stdin })) {
+  const told = JSON.parse(line);
+  if (told.accounts) accounts = told.accounts;
+  if ("forge" in told) forged = told.forge;
+  if (told.rotate) await rotate();
+  console.log(keyRequests);
+}
+process.exit();
