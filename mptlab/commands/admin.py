@@ -45,7 +45,10 @@ def add_user(
 @with_context
 def list_users(context: CommandContext) -> None:
     """Show all users."""
-    context.show(context.client.users(), *USER_COLUMNS, "created_at")
+    users = context.client.users()
+    by_account = ("disabled_for", "oidc_subject")
+    shown = [name for name in by_account if any(user.get(name) for user in users)]
+    context.show(users, *USER_COLUMNS, *shown, "created_at")
 
 
 @user_app.command("set")
@@ -76,8 +79,14 @@ def change_user(
     may_jump: Annotated[
         bool | None, typer.Option("--may-jump/--may-not-jump", help="allow priorities above 100")
     ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUB|none", help="`sub` of the account that signs the user in at the provider"
+        ),
+    ] = None,
 ) -> None:
-    """Change a user's role, shares of slots or limits; disable or enable the user.
+    """Change a user's role, shares of slots or limits; disable or enable the user; link an account.
 
     A limit is a number, or "none" for the server's default limit.
     A disabled user's keys are refused and its queued experiments do not start; running ones
@@ -87,6 +96,8 @@ def change_user(
     limits = not_none(**dict(zip(LIMITS, typed, strict=True)))
     changes = not_none(role=role, active=active, shares=shares, may_jump=may_jump)
     changes |= {name: _limit(name, text) for name, text in limits.items()}
+    if subject is not None:
+        changes["oidc_subject"] = None if subject == "none" else subject
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
     context.show([context.client.change_user(name, **changes)], *USER_COLUMNS)

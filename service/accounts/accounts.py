@@ -67,6 +67,17 @@ def change(
         raise LastAdmin
 
 
+def link(session: Session, user: User, issuer: str, subject: str | None) -> bool:
+    """Let an account sign a user in from now on, or none. Return False if it is another user's."""
+    try:
+        with session.begin_nested():
+            user.oidc_issuer = None if subject is None else issuer
+            user.oidc_subject = subject
+    except IntegrityError:
+        return False
+    return True
+
+
 def keys(session: Session, user: User) -> Sequence[ApiKey]:
     """Return a user's keys, the oldest first, including revoked ones."""
     query = select(ApiKey).where(ApiKey.user_id == user.id)

@@ -1,5 +1,6 @@
 """Routes for users, keys and the audit log."""
 
+import time
 from http import HTTPStatus
 from typing import Annotated
 
@@ -8,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts import accounts, audit
-from service.accounts.models import User
+from service.accounts.models import ApiKey, User
+from service.accounts.oidc import FRESH_S
 from service.accounts.permissions import check_has_key
 from service.accounts.schemas import (
     NAME,
@@ -20,6 +22,7 @@ from service.accounts.schemas import (
     MadeKey,
     Me,
     NewKey,
+    NewOwnKey,
     NewUser,
     UserChanges,
     UserList,
@@ -27,12 +30,13 @@ from service.accounts.schemas import (
 )
 from service.accounts.users import Caller
 from service.refusals import ApiError, invalid
-from service.vocabulary import ROLE_SCOPES, Role, Scope
+from service.vocabulary import ROLE_SCOPES, DisabledFor, Role, Scope
 from service.web.dependencies import (
     Admin,
     Canceller,
     DatabaseDep,
     Reader,
+    SettingsDep,
     UserDep,
 )
 from service.web.pagination import Cursor, Limit, page, read_number_cursor
@@ -76,22 +80,30 @@ def add_user(new: JsonBody[NewUser], database: DatabaseDep, user: Admin) -> User
 
 @router.patch("/users/{name}")
 def change_user(
-    name: UserName, changes: JsonBody[UserChanges], database: DatabaseDep, user: Admin
+    name: UserName,
+    changes: JsonBody[UserChanges],
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Admin,
 ) -> UserOut:
-    """Change a user's role, shares or limits, or disable or enable the user. While a user is
-    disabled, keys and browsers are refused and queued experiments do not start; running ones
-    continue. A browser's sign-in cannot change users."""
+    """Change a user's role, shares or limits, disable or enable the user, or link an account of the
+    lab's provider. While a user is disabled, keys and browsers are refused and queued experiments
+    do not start; running ones continue. A browser's sign-in cannot change users."""
     check_has_key(user)
     wanted = changes.model_dump(exclude_unset=True)
     standing = {name: wanted[name] for name in STANDING if name in wanted}
     with database.transaction() as session:
         found = _find(session, name)
+        waited = found.disabled_for == DisabledFor.APPROVAL
+        if "oidc_subject" in wanted:
+            _link(session, found, settings.oidc_issuer, changes.oidc_subject)
         try:
             accounts.change(session, found, changes.role, changes.active, standing)
         except accounts.LastAdmin:
             detail = f"{name} is the last admin: make another user one first"
             raise ApiError(HTTPStatus.CONFLICT, "last_admin", detail) from None
-        audit.note(session, user, "user.changed", name, **wanted)
+        action = "user.approved" if waited and changes.active else "user.changed"
+        audit.note(session, user, action, name, **wanted)
         return _user_out(found)
 
 
@@ -113,6 +125,31 @@ def add_key(name: UserName, new: JsonBody[NewKey], database: DatabaseDep, user: 
         scopes = _scopes(Role(owner.role), new.scopes)
         made, key = accounts.add_key(session, owner, name=new.name, scopes=scopes, lasts_s=lasts_s)
         audit.note(session, user, "key.added", made.id, user=name, scopes=made.scopes)
+        return MadeKey.of(made, key=key)
+
+
+@router.post("/me/keys", status_code=HTTPStatus.CREATED)
+def add_own_key(
+    new: JsonBody[NewOwnKey], database: DatabaseDep, settings: SettingsDep, user: Reader
+) -> MadeKey:
+    """Create a key of your own, in a browser that has signed in by the lab's account within ten
+    minutes, with the password. Else 403 `sign_in_again`: begin a sign-in with `fresh`. The key is
+    shown only in this answer."""
+    if settings.oidc_issuer is None:
+        detail = "only labs with accounts of a provider have this: ask an admin for a key"
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+    scopes = _scopes(user.role, new.scopes)
+    with database.transaction() as session:
+        authenticated_at = session.get_one(ApiKey, user.key_id).authenticated_at
+        if not user.by_cookie or time.time() - (authenticated_at or 0.0) > FRESH_S:
+            detail = (
+                "a new key needs a sign-in by the lab's account, with the password, within the "
+                "last ten minutes: sign in again"
+            )
+            raise ApiError(HTTPStatus.FORBIDDEN, "sign_in_again", detail)
+        owner, lasts_s = _find(session, user.name), new.lasts_days * DAY_S
+        made, key = accounts.add_key(session, owner, name=new.name, scopes=scopes, lasts_s=lasts_s)
+        audit.note(session, user, "key.added", made.id, user=user.name, scopes=made.scopes)
         return MadeKey.of(made, key=key)
 
 
@@ -157,6 +194,15 @@ def _scopes(role: Role, wanted: list[Scope] | None) -> tuple[Scope, ...]:
         detail = f"a {role} may have {', '.join(allowed)}; not {', '.join(too_much)}"
         raise invalid([Problem("/scopes", detail)])
     return allowed if wanted is None else tuple(wanted)
+
+
+def _link(session: Session, user: User, issuer: str | None, subject: str | None) -> None:
+    if issuer is None:
+        detail = "this lab has no provider of accounts: MPT_OIDC_ISSUER is not set"
+        raise invalid([Problem("/oidc_subject", detail)])
+    if not accounts.link(session, user, issuer, subject):
+        detail = f"the account {subject} signs another user in: unlink that one first"
+        raise ApiError(HTTPStatus.CONFLICT, "account_taken", detail)
 
 
 def _find(session: Session, name: str) -> User:

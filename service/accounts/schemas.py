@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
-from service.vocabulary import Role, Scope
+from service.vocabulary import DisabledFor, Role, Scope
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
@@ -47,6 +47,8 @@ class UserChanges(RequestModel):
     """Maximum number of stored bytes. null: the server's limit; 0: none."""
     may_jump: bool = False
     """True if the user may submit with priorities above 100, which run before everyone else's."""
+    oidc_subject: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """`sub` of the account that signs the user in at the lab's provider. null: none."""
 
 
 class NewKey(RequestModel):
@@ -58,6 +60,17 @@ class NewKey(RequestModel):
     """Days until the key expires. null: never."""
 
 
+class NewOwnKey(RequestModel):
+    """A key that a user makes in the browser."""
+
+    name: Line
+    """Purpose of the key."""
+    lasts_days: Annotated[float, Field(gt=0, le=90)]
+    """Days until the key expires."""
+    scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
+    """Scopes of the key, at most those of your role. Default: all scopes of the role."""
+
+
 class UserOut(ResponseModel):
     """A user and the user's limits."""
 
@@ -67,6 +80,11 @@ class UserOut(ResponseModel):
     """`admin`, `member` or `viewer`."""
     active: bool
     """False if the user is disabled: keys are refused, and queued experiments do not start."""
+    disabled_for: DisabledFor | None
+    """`approval`: a first sign-in waits for an admin's yes. `groups`: the account left the groups
+    that may sign in. null: the user is active, or an admin has disabled it."""
+    oidc_subject: str | None
+    """`sub` of the account that signs the user in at the lab's provider. null: none."""
     created_at: Moment
     """Time of creation."""
     shares: int

@@ -67,6 +67,7 @@ EXAMPLES: dict[str, list[Document]] = {
     "NewUser": [{"name": "ann", "role": "member"}],
     "UserChanges": [{"role": "viewer"}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
+    "NewOwnKey": [{"name": "laptop", "lasts_days": 30}],
     "NewDrain": [
         {"host": "gpu3", "hand_back_after_s": 1800, "lasts_s": 7200},
         {"host": "gpu3", "starts_in_s": 432_000, "lasts_s": 446_400},

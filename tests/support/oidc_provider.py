@@ -12,26 +12,27 @@ import httpx
 import pytest
 
 from mptlab import serve
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CLIENT_ID, SECRET = "lab", "secret of the lab"
 
 
 class RealProvider:
-    """The provider on a port of its own. It sends browsers back to `redirect_uri`."""
+    """The provider on a port of its own."""
 
-    def __init__(self, redirect_uri: str):
+    def __init__(self) -> None:
         if shutil.which("node") is None or not (ROOT / "node_modules" / "oidc-provider").exists():
             pytest.skip("oidc-provider is not installed: apt-get install nodejs npm; npm ci")
-        self._redirect_uri = redirect_uri
         self.port = serve.free_port()
         self.issuer = f"http://127.0.0.1:{self.port}"
         self._accounts: dict[str, Any] = {}
 
-    def start(self) -> None:
+    def start(self, redirect_uri: str = "http://testserver/sign-in") -> None:
+        """Start it. It sends browsers back to `redirect_uri`."""
         program = Path(__file__).with_suffix(".mjs")
         self._process = subprocess.Popen(
-            ["node", str(program), str(self.port), self._redirect_uri],
+            ["node", str(program), str(self.port), redirect_uri],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -72,6 +73,17 @@ class RealProvider:
     def _wait(self) -> int:
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
+
+
+def with_provider(settings: Settings, provider: RealProvider, **others: Any) -> Settings:
+    """Return settings of a service that admits every account."""
+    oidc = {
+        "oidc_issuer": provider.issuer,
+        "oidc_client_id": CLIENT_ID,
+        "oidc_client_secret": SECRET,
+        "oidc_new_users": "admit",
+    }
+    return Settings(**{**settings.model_dump(), **oidc, **others})
 
 
 class Person:

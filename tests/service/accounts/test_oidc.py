@@ -13,13 +13,13 @@ from sqlalchemy import update
 
 from service.accounts import oidc as oidc_module
 from service.accounts.models import ApiKey
-from service.accounts.oidc import ROUND_LASTS_S
+from service.accounts.oidc import FRESH_S, ROUND_LASTS_S
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings, is_provider_url
 from service.web.sign_in_cookie import COOKIE
 from tests.support.callers import bearer
-from tests.support.oidc_provider import CLIENT_ID, SECRET, Person, RealProvider
+from tests.support.oidc_provider import Person, RealProvider, with_provider
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
 ROLES = {"chairs": "admin", "staff": "member", "students": "viewer"}
@@ -27,7 +27,7 @@ ROLES = {"chairs": "admin", "staff": "member", "students": "viewer"}
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RealProvider]:
-    provider = RealProvider("http://testserver/sign-in")
+    provider = RealProvider()
     provider.start()
     yield provider
     provider.stop()
@@ -38,17 +38,6 @@ def provider(running: RealProvider) -> Iterator[RealProvider]:
     running.add("ann", groups=["staff"])
     yield running
     running.forge()
-
-
-def with_provider(settings: Settings, provider: RealProvider, **others: Any) -> Settings:
-    oidc = {
-        "oidc_issuer": provider.issuer,
-        "oidc_client_id": CLIENT_ID,
-        "oidc_client_secret": SECRET,
-        "oidc_new_users": "admit",
-        **others,
-    }
-    return Settings(**{**settings.model_dump(), **oidc})
 
 
 @pytest.fixture
@@ -232,7 +221,7 @@ def test_keys_and_open_sessions_go_on_while_the_provider_is_away(
 ) -> None:
     """It may go before or during a sign-in, and is used again as soon as it answers."""
     monkeypatch.setattr(oidc_module, "METADATA_S", 0.0)
-    provider = RealProvider("http://testserver/sign-in")
+    provider = RealProvider()
     provider.start()
     provider.add("ann", groups=["staff"])
     settings = with_provider(place, provider)
@@ -315,3 +304,199 @@ def test_no_other_site_begins_or_finishes_a_sign_in(browser: TestClient) -> None
         answer = browser.post(f"/v1/sign-in:{path}", json=body, headers=elsewhere)
         assert answer.json()["reason"] == "cross_origin"
     assert browser.get("/v1/me").status_code == 401
+
+
+@pytest.fixture
+def strict(place: Settings, provider: RealProvider) -> Iterator[TestClient]:
+    """A browser at a service whose roles are those of groups. New users wait for a yes."""
+    settings = with_provider(place, provider, oidc_roles=ROLES, oidc_new_users="wait")
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def as_admin(browser: TestClient, method: str, path: str, **body: Any) -> Response:
+    settings: Settings = browser.app.state.settings  # type: ignore[attr-defined]
+    return browser.request(method, path, headers=admin_of(settings), json=body or None)
+
+
+def actions_on(browser: TestClient, name: str) -> list[str]:
+    """The actions on a user in the audit log, the oldest first."""
+    items = as_admin(browser, "GET", f"/v1/audit?object_id={name}").json()["items"]
+    return [line["action"] for line in reversed(items)]
+
+
+def approve(browser: TestClient, name: str) -> None:
+    assert as_admin(browser, "PATCH", f"/v1/users/{name}", active=True).status_code == 200
+
+
+def test_a_first_sign_in_waits_for_an_admins_yes(strict: TestClient) -> None:
+    for _ in range(2):
+        assert refused(sign_in(strict), "waits for the yes")
+        assert strict.get("/v1/me").status_code == 401
+    ann = as_admin(strict, "GET", "/v1/users").json()["items"][0]
+    assert (ann["name"], ann["active"], ann["disabled_for"]) == ("ann", False, "approval")
+    approve(strict, "ann")
+    assert sign_in(strict).status_code == 204
+    assert actions_on(strict, "ann") == ["user.added", "user.waits_for_approval", "user.approved"]
+
+
+def test_a_user_whom_an_admin_refused_or_disabled_stays_out(
+    strict: TestClient, browser: TestClient
+) -> None:
+    """Whatever the groups are."""
+    sign_in(strict)
+    as_admin(strict, "PATCH", "/v1/users/ann", active=False)
+    assert refused(sign_in(strict), "disabled")
+    approve(strict, "ann")
+    assert sign_in(strict).status_code == 204
+    as_admin(strict, "PATCH", "/v1/users/ann", active=False)
+    assert strict.get("/v1/me").status_code == 401
+    assert refused(sign_in(strict), "disabled")
+
+
+def test_groups_give_the_highest_role_at_each_sign_in(
+    strict: TestClient, provider: RealProvider
+) -> None:
+    sign_in(strict)
+    approve(strict, "ann")
+    for groups, role in (
+        (["staff"], "member"),
+        (["students"], "viewer"),
+        (["others", "students", "chairs", "staff"], "admin"),
+        (["students", "staff"], "member"),
+    ):
+        provider.add("ann", groups=groups)
+        assert sign_in(strict).status_code == 204
+        assert strict.get("/v1/me").json()["role"] == role
+    assert actions_on(strict, "ann")[3:] == ["user.role_changed"] * 3
+
+
+def test_who_leaves_the_groups_loses_access_at_the_next_sign_in(
+    strict: TestClient, provider: RealProvider
+) -> None:
+    """Keys of programs, too. Who returns has all of it again."""
+    sign_in(strict)
+    approve(strict, "ann")
+    sign_in(strict, fresh=True)
+    body = {"name": "laptop", "lasts_days": 30}
+    key = strict.post("/v1/me/keys", json=body, headers=OWN).json()["key"]
+    for groups in (["others"], [], None):
+        provider.add("ann", groups=groups)
+        assert refused(sign_in(strict), "none of the groups")
+        assert strict.get("/v1/me").status_code == 401
+        assert strict.get("/v1/me", headers=bearer(key)).status_code == 401
+    provider.add("ann", groups=["staff"])
+    assert sign_in(strict).status_code == 204
+    assert strict.get("/v1/me", headers=bearer(key)).status_code == 200
+    assert actions_on(strict, "ann")[3:] == ["user.access_ended", "user.access_returned"]
+
+
+def test_who_was_never_in_a_group_adds_no_user(strict: TestClient, provider: RealProvider) -> None:
+    provider.add("eve", groups=["others"])
+    assert refused(sign_in(strict, "eve"), "none of the groups")
+    users = as_admin(strict, "GET", "/v1/users").json()["items"]
+    assert [user["name"] for user in users] == ["local"]
+
+
+def test_the_last_admin_stays_one(strict: TestClient, provider: RealProvider) -> None:
+    """Neither a lower role nor the loss of all groups leaves a lab without an admin."""
+    as_admin(strict, "PATCH", "/v1/users/local", oidc_subject="root")
+    for groups in (["students"], []):
+        provider.add("root", groups=groups)
+        assert sign_in(strict, "root").status_code == 401
+        assert as_admin(strict, "GET", "/v1/me").json()["role"] == "admin"
+
+
+def test_the_name_of_another_user_is_refused_until_an_admin_links_the_account(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    as_admin(browser, "POST", "/v1/users", name="bob")
+    provider.add("b-17", preferred_username="Bob@example.org")
+    assert refused(sign_in(browser, "b-17"), "mpt admin user set bob --subject 'b-17'")
+    as_admin(browser, "PATCH", "/v1/users/bob", oidc_subject="b-17")
+    assert sign_in(browser, "b-17").status_code == 204
+    assert browser.get("/v1/me").json()["name"] == "bob"
+    provider.add("b-18", preferred_username="bob")
+    assert refused(sign_in(browser, "b-18"), "mpt admin user set bob")
+    sign_in(browser)
+    taken = as_admin(browser, "PATCH", "/v1/users/ann", oidc_subject="b-17")
+    assert (taken.status_code, taken.json()["reason"]) == (409, "account_taken")
+    as_admin(browser, "PATCH", "/v1/users/bob", oidc_subject=None)
+    assert refused(sign_in(browser, "b-17"), "mpt admin user set bob")
+
+
+def test_a_user_is_known_by_the_subject_not_by_the_name(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    provider.add("c-1", preferred_username="carl")
+    sign_in(browser, "c-1")
+    provider.add("c-1", preferred_username="charles")
+    assert sign_in(browser, "c-1").status_code == 204
+    assert browser.get("/v1/me").json()["name"] == "carl"
+
+
+@pytest.mark.parametrize("name", ["", "é", "-a", "a b", "@example.org", "a" * 65])
+def test_a_name_that_is_no_user_name_is_refused(
+    browser: TestClient, provider: RealProvider, name: str
+) -> None:
+    provider.add("odd", preferred_username=name)
+    assert refused(sign_in(browser, "odd"), "--subject 'odd'")
+
+
+def test_an_account_cannot_be_linked_without_a_provider(api: TestClient) -> None:
+    answer = api.patch("/v1/users/local", json={"oidc_subject": "a"})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/oidc_subject")
+
+
+LAPTOP = {"name": "laptop", "lasts_days": 30}
+
+
+def test_a_key_is_made_in_the_browser_after_a_fresh_sign_in(browser: TestClient) -> None:
+    """The provider knows the person, and asks for the password again nevertheless."""
+    person = Person()
+    finish(browser, person.sign_in(begin(browser), "ann"))
+    finish(browser, person.sign_in(begin(browser), "ann"))
+    assert person.passwords == 1
+    refusal = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
+    assert (refusal.status_code, refusal.json()["reason"]) == (403, "sign_in_again")
+    assert finish(browser, person.sign_in(begin(browser, fresh=True), "ann")).status_code == 204
+    assert person.passwords == 2
+    made = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).json()
+    assert made["name"] == "laptop"
+    assert made["expires_at"] is not None
+    browser.cookies.clear()
+    assert browser.get("/v1/me", headers=bearer(made["key"])).json()["name"] == "ann"
+    by_key = browser.post("/v1/me/keys", json=LAPTOP, headers=bearer(made["key"]))
+    assert (by_key.status_code, by_key.json()["reason"]) == (403, "sign_in_again")
+
+
+def test_a_key_needs_a_sign_in_of_the_last_ten_minutes(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(browser, fresh=True)
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + FRESH_S + 1)
+    answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
+    assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
+
+
+def test_a_browser_signed_in_by_a_key_makes_none(browser: TestClient, oidc: Settings) -> None:
+    key = oidc.key_file.read_text().strip()
+    browser.post("/v1/sign-in", json={"key": key}, headers=OWN)
+    assert browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"lasts_days": 30},
+        {"name": "laptop"},
+        {"name": "laptop", "lasts_days": None},
+        {**LAPTOP, "lasts_days": 91},
+        {**LAPTOP, "scopes": ["admin"]},
+    ],
+)
+def test_a_key_of_ones_own_has_a_name_an_end_and_no_more_than_the_role(
+    browser: TestClient, body: dict[str, Any]
+) -> None:
+    sign_in(browser, fresh=True)
+    assert browser.post("/v1/me/keys", json=body, headers=OWN).status_code == 422

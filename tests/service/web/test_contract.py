@@ -167,6 +167,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
     "POST /v1/sign-in": [{"sign_in": True, "own_page": True}],
     "POST /v1/sign-in:preview": [{"code": True, "own_page": True}],
+    "POST /v1/me/keys": [{"json": {"name": "laptop", "lasts_days": 1}}],
     "POST /v1/sign-in:begin": [{"json": {}, "own_page": True}],
     "POST /v1/sign-in:finish": [{"json": {"state": "a"}, "own_page": True}],
     "POST /v1/sign-out": [{"own_page": True}],
@@ -177,6 +178,7 @@ NEVER = {
     ("GET /v1/events", "200", "text/event-stream"),
     ("POST /v1/sign-in:begin", "200", "application/json"),
     ("POST /v1/sign-in:finish", "204", ""),
+    ("POST /v1/me/keys", "201", "application/json"),
 }
 """Tested elsewhere: answers of finished runs (tests/service/presets/test_presets.py), endless
 ones (tests/service/events), and those with a provider (tests/service/accounts/test_oidc.py)."""

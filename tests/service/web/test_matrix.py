@@ -169,6 +169,8 @@ MATRIX = [
     row("GET", "/v1/usage",                 "403  403   403    200   403    401  401  401  403",
         scope=Scope.ADMIN),
     row("GET", "/v1/me",                    "200  200   200    200   200    401  401  401  200"),
+    row("POST", "/v1/me/keys",              "404  404   404    404   404    401  401  401  403",
+        body={"name": "laptop", "lasts_days": 1}, scope=Scope.READ),
     row("GET", "/v1/users",                 "403  403   403    200   403    401  401  401  403",
         scope=Scope.ADMIN),
     row("POST", "/v1/users",                "403  403   403    201   403    401  401  401  403",
