@@ -1,8 +1,9 @@
 // The lab: the workers, what runs and waits, what one may use, and one's keys.
 
 import { html, useState } from "../vendor/preact-htm.js";
+import { provider, signInByAccount } from "../account.js";
 import { Administration } from "../administration.js";
-import { call, get, withQuery } from "../api.js";
+import { call, get, post, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Confirm, Empty, Problem, Progress, Status, Table, When } from "../parts.js";
@@ -102,6 +103,37 @@ function stateOf(key) {
   return key.expires_at && Date.parse(key.expires_at) < Date.now() ? "expired" : "in force";
 }
 
+/** Makes a key for scripts. The provider asks for the password first, unless it did so lately. */
+function NewKey({ onDone }) {
+  const [made, setMade] = useState(null);
+  const [error, setError] = useState(null);
+  async function onSubmit(event) {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    const wanted = { name: form.get("name").trim(), lasts_days: Number(form.get("days")) };
+    try {
+      setMade(await post("/v1/me/keys", wanted));
+      setError(null);
+      onDone();
+    } catch (refused) {
+      if (refused.reason !== "sign_in_again") return setError(refused);
+      await signInByAccount("/lab", true).catch(setError);
+    }
+  }
+  return html`<form onSubmit=${onSubmit} class="bar row end fields">
+    <div class="field"><label for="key-name">New key for</label>
+      <input id="key-name" name="name" required maxlength="200" placeholder="scripts on my laptop" /></div>
+    <div class="field"><label for="key-days">Days</label>
+      <input id="key-days" name="days" type="number" min="1" max="90" value="30" required /></div>
+    <button>Make a key</button>
+    <${Problem} error=${error} />
+    ${made && html`<div class="notice" role="status">
+      Copy this key now, it is not shown again: <code>${made.key}</code>
+    </div>`}
+  </form>
+  <p class="bar muted small">If you last typed your password more than ten minutes ago, ${provider} asks for it first.</p>`;
+}
+
 function Keys({ me, may, keys, onDone }) {
   const [revoking, setRevoking] = useState(null);
   const [error, setError] = useState(null);
@@ -120,6 +152,7 @@ function Keys({ me, may, keys, onDone }) {
   return html`<section class="card flush">
     <h2>My keys</h2>
     <${Problem} error=${error} />
+    ${provider && html`<${NewKey} onDone=${onDone} />`}
     <${Table} label="Keys" columns=${columns} rows=${keys} />
     ${revoking && html`<${Confirm} title="Revoke this key?" action="Revoke" onAnswer=${onAnswer}>
       <p>${revoking.name ?? revoking.id} serves no request from then on${revoking.id === me.key_id && ", and this browser is signed out"}.</p>

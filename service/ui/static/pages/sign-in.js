@@ -1,7 +1,8 @@
-// Signing in: by the code of a link that was printed in a terminal, or by a key. Anyone can send a
-// link, so the page asks before it signs in by one.
+// Signing in: by an account of the lab's provider, by the code of a link that was printed in a
+// terminal, or by a key. Anyone can send a link, so the page asks before it signs in by one.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { finishSignIn, isBack, provider, signInByAccount } from "../account.js";
 import { post } from "../api.js";
 import { Problem } from "../parts.js";
 
@@ -53,6 +54,20 @@ export default function SignIn() {
     }
   }
 
+  /** Does a step of a sign-in by an account, or shows why it cannot be done. */
+  async function byAccount(step) {
+    setBusy(true);
+    setError(null);
+    await step().catch((refused) => {
+      setError(refused);
+      setBusy(false);
+    });
+  }
+
+  useEffect(() => {
+    if (isBack()) byAccount(async () => location.replace(await finishSignIn()));
+  }, []);
+
   useEffect(() => {
     async function byLink() {
       const code = location.hash.slice(1);
@@ -84,6 +99,10 @@ export default function SignIn() {
   }
   return html`<div class="card narrow stack">
     <h1>Sign in</h1>
+    ${provider && html`<button class="primary" type="button" disabled=${busy}
+      onClick=${() => byAccount(() => signInByAccount(next()))}>
+      ${busy ? "Signing in…" : `Sign in with your account at ${provider}`}
+    </button>`}
     <p class="muted">
       <code>mpt serve</code> prints a link that signs this browser in. Or give your API key: this
       browser is then allowed what the key allows, until the key is revoked, for a week at most.
@@ -95,7 +114,7 @@ export default function SignIn() {
         <input id="key" name="key" type="password" autocomplete="current-password" required
           placeholder="mpt_…" spellcheck="false" />
       </div>
-      <button class="primary" disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
+      <button class=${provider ? "" : "primary"} disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>
   </div>`;
 }
