@@ -183,7 +183,7 @@ class Settings(BaseSettings):
         if any(needed) and not all(needed):
             raise ValueError(
                 "set all three of MPT_OIDC_ISSUER, MPT_OIDC_CLIENT_ID and "
-                "MPT_OIDC_CLIENT_SECRET_FILE, or none"
+                "MPT_OIDC_CLIENT_SECRET (or its file), or none"
             )
         return self
 

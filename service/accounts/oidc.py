@@ -44,6 +44,9 @@ ALGORITHMS += ["EdDSA", "Ed25519"]
 """Signatures by a key that only the provider has."""
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint")
 
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors of documents of another form than the standard's."""
+
 NOT_BEGUN = (
     "this sign-in was not begun in this browser, or more than ten minutes ago, or another one was "
     "begun since: sign in again"
@@ -138,7 +141,7 @@ class Provider:
             subject=claims["sub"],
             preferred_name=str(claims.get("preferred_username", "")),
             groups=frozenset(map(str, groups if isinstance(groups, list) else [groups])),
-            authenticated_at=float(claims.get("auth_time", 0)),
+            authenticated_at=float(claims.get("auth_time") or 0),
         )
 
     @asynccontextmanager
@@ -157,7 +160,7 @@ class Provider:
         try:
             async with asyncio.timeout(ROUND_S), self._at_once, client:
                 yield client
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, KeyError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, *MALFORMED) as error:
             log.warning("the provider %s does not answer as it should: %r", self.issuer, error)
             raise self._away() from error
 
@@ -176,7 +179,7 @@ class Provider:
             if metadata.get("issuer") != self.issuer:
                 raise ValueError(f"its issuer is {metadata.get('issuer')!r}")
             for name in ENDPOINTS:
-                url = str(metadata.get(name, ""))
+                url = str(metadata.get(name) or "")
                 is_left_out = name == "userinfo_endpoint" and not url
                 if not is_left_out and not is_provider_url(url, self.issuer):
                     raise ValueError(f"its {name} is {url!r}, which is not secure")

@@ -1,12 +1,12 @@
 // A real OpenID Connect provider, npm's oidc-provider, whose accounts and ID tokens a test decides
 // on. It reads a JSON object from each line of its input: `accounts` (claims by login), `forge` (claims
-// that replace those of the next ID tokens, the key id `kid`, and a stranger's key by `signed_by`) and
-// `rotate` (another signing key), and answers with the number of requests for its keys.
+// that replace those of the next ID tokens; their key id `kid`, signature `alg`, or a stranger's key by
+// `signed_by`; and `discovery` and `userinfo`, which replace parts of these documents) and `rotate` (another signing key), and answers with the number of requests for its keys.
 
 import { createInterface } from "node:readline";
 import { createServer } from "node:http";
 import { Provider } from "oidc-provider";
-import { SignJWT, decodeJwt, exportJWK, generateKeyPair } from "jose";
+import { SignJWT, UnsecuredJWT, decodeJwt, exportJWK, exportSPKI, generateKeyPair } from "jose";
 
 const [port, redirectUri] = process.argv.slice(2);
 const issuer = `http://127.0.0.1:${port}`;
@@ -17,9 +17,9 @@ let keyRequests = 0;
 let provider;
 
 async function rotate() {
-  const { privateKey } = await generateKeyPair("RS256", { extractable: true });
+  const { privateKey, publicKey } = await generateKeyPair("RS256", { extractable: true });
   const kid = `key-${keys.length}-${Date.now()}`;
-  keys.unshift({ privateKey, kid, jwk: { ...(await exportJWK(privateKey)), kid, alg: "RS256", use: "sig" } });
+  keys.unshift({ privateKey, publicKey, kid, jwk: { ...(await exportJWK(privateKey)), kid, alg: "RS256", use: "sig" } });
   provider = new Provider(issuer, {
     clients: [{ client_id: "lab", client_secret: "secret of the lab", redirect_uris: [redirectUri] }],
     jwks: { keys: [keys[0].jwk] },
@@ -32,11 +32,17 @@ async function rotate() {
   provider.use(async (ctx, next) => {
     await next();
     if (ctx.path === "/jwks") keyRequests += 1;
-    if (forged === null || ctx.path !== "/token" || !ctx.body?.id_token) return;
-    const { kid = keys[0].kid, signed_by: stranger, ...others } = forged;
+    if (forged === null) return;
+    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, ...others } = forged;
+    if (ctx.path.startsWith("/.well-known/")) ctx.body = { ...ctx.body, ...discovery };
+    if (ctx.path === "/me") ctx.body = { ...ctx.body, ...userinfo };
+    if (ctx.path !== "/token" || !ctx.body?.id_token) return;
     const claims = { ...decodeJwt(ctx.body.id_token), ...others };
     const { privateKey } = stranger ? await generateKeyPair("RS256") : keys[0];
-    const id_token = await new SignJWT(claims).setProtectedHeader({ alg: "RS256", kid }).sign(privateKey);
+    const key = alg === "HS256" ? new TextEncoder().encode(await exportSPKI(keys[0].publicKey)) : privateKey;
+    const unsigned = new UnsecuredJWT(claims).encode();
+    const signed = () => new SignJWT(claims).setProtectedHeader({ alg, kid }).sign(key);
+    const id_token = alg === "none" ? unsigned : await signed();
     ctx.body = { ...ctx.body, id_token };
   });
 }

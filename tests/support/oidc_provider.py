@@ -52,8 +52,8 @@ class RealProvider:
         self._tell(accounts=self._accounts)
 
     def forge(self, **claims: Any) -> None:
-        """Replace claims of the next ID tokens, or their key id (`kid`), or the provider's key by
-        a stranger's (`signed_by`)."""
+        """Replace claims of the next ID tokens; or their key id (`kid`), signature (`alg`), or the
+        provider's key by a stranger's (`signed_by`); or parts of `discovery` and `userinfo`."""
         self._tell(forge=claims or None)
 
     def rotate(self) -> None:

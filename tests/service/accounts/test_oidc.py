@@ -193,12 +193,36 @@ def test_an_id_token_that_is_not_for_this_sign_in_is_refused(
     assert browser.get("/v1/me").status_code == 401
 
 
-def test_an_id_token_of_a_foreign_key_is_refused(
+@pytest.mark.parametrize("forged", [{"signed_by": "stranger"}, {"alg": "none"}, {"alg": "HS256"}])
+def test_an_id_token_without_the_signature_of_the_provider_is_refused(
+    browser: TestClient, provider: RealProvider, forged: dict[str, str]
+) -> None:
+    """Also if it names a key of the provider. HS256 is signed with the public key, as a text."""
+    provider.forge(**forged)
+    assert refused(sign_in(browser), "not valid")
+
+
+def test_an_answer_of_another_issuer_is_refused(browser: TestClient) -> None:
+    returned = Person().sign_in(begin(browser), "ann")
+    assert refused(finish(browser, {**returned, "iss": "https://elsewhere.example"}), "not begun")
+
+
+def test_userinfo_about_another_account_is_refused(
     browser: TestClient, provider: RealProvider
 ) -> None:
-    """Also if the token names a key of the provider."""
-    provider.forge(signed_by="stranger")
-    assert refused(sign_in(browser), "not valid")
+    provider.forge(userinfo={"sub": "bob"})
+    assert refused(sign_in(browser), "another account")
+
+
+@pytest.mark.parametrize("name", ["authorization_endpoint", "token_endpoint", "jwks_uri"])
+@pytest.mark.parametrize("url", ["http://elsewhere.example/a", "file:///etc/passwd", None])
+def test_an_insecure_address_of_the_provider_is_not_used(
+    settings: Settings, provider: RealProvider, name: str, url: str | None
+) -> None:
+    provider.forge(discovery={name: url})
+    with TestClient(create_app(with_provider(settings, provider))) as browser:
+        answer = browser.post("/v1/sign-in:begin", json={}, headers=OWN)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "provider_away")
 
 
 def test_rotated_keys_are_read_again_but_not_in_a_loop(
@@ -477,6 +501,16 @@ def test_a_key_needs_a_sign_in_of_the_last_ten_minutes(
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + FRESH_S + 1)
     answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
     assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
+
+
+def test_a_provider_that_asks_for_no_password_lets_nobody_make_a_key(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    for at in (NOW - 3600, None):
+        provider.forge(auth_time=at)
+        assert sign_in(browser, fresh=True).status_code == 204
+        answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
+        assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
 
 
 def test_a_browser_signed_in_by_a_key_makes_none(browser: TestClient, oidc: Settings) -> None:
