@@ -3,6 +3,7 @@ the claims about an account."""
 
 import asyncio
 import logging
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -51,6 +52,7 @@ NOT_BEGUN = (
     "this sign-in was not begun in this browser, or more than ten minutes ago, or another one was "
     "begun since: sign in again"
 )
+REFUSED = "the provider refused this sign-in ({}): sign in again, or ask an admin"
 WRONG_TOKEN = "the provider's answer is not valid ({}): sign in again, or ask an admin"
 
 
@@ -126,10 +128,7 @@ class Provider:
                 )
             except OAuthError as error:
                 log.warning("the provider refused a code: %s %s", error.error, error.description)
-                raise KeyRefused(
-                    f"the provider refused this sign-in ({error.error}): sign in again, or ask an "
-                    "admin"
-                ) from None
+                raise KeyRefused(REFUSED.format(printable(str(error.error)))) from None
             claims = await self._claims(client, metadata, token, round_)
             name = claims.get("preferred_username")
             is_partial = name is None or (self._needs_groups and self._groups_claim not in claims)
@@ -213,9 +212,9 @@ class Provider:
         except (JoseError, ValueError) as error:
             log.warning("the provider sent an ID token that is not valid: %s", error)
             why = "it has expired" if isinstance(error, ExpiredTokenError) else str(error)
-            raise KeyRefused(WRONG_TOKEN.format(why)) from None
-        if not isinstance(claims["sub"], str) or not 0 < len(claims["sub"]) <= 255:
-            raise KeyRefused(WRONG_TOKEN.format("its sub is no text of 1 to 255 characters"))
+            raise KeyRefused(WRONG_TOKEN.format(printable(why))) from None
+        if not isinstance(claims["sub"], str) or not re.fullmatch("[ -~]{1,255}", claims["sub"]):
+            raise KeyRefused(WRONG_TOKEN.format("its sub is no text of 1 to 255 ASCII characters"))
         return dict(claims)
 
     async def _decoded(
@@ -249,6 +248,11 @@ class Provider:
         if more.get("sub") != claims["sub"]:
             raise KeyRefused(WRONG_TOKEN.format("its userinfo is about another account"))
         return {**more, **claims}
+
+
+def printable(text: str) -> str:
+    """Return a text of the provider as the audit may have it."""
+    return re.sub("[^ -~]", "?", text)[:200]
 
 
 async def _json(client: AsyncOAuth2Client, url: str) -> dict[str, Any]:

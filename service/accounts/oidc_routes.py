@@ -2,7 +2,6 @@
 the browser to the sign-in page, whose script sends the code on: so the cookie can stay strict."""
 
 import hmac
-import re
 import time
 from http import HTTPStatus
 from typing import Annotated
@@ -12,7 +11,15 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from service.accounts import audit, oidc_users
-from service.accounts.oidc import NOT_BEGUN, ROUND_LASTS_S, Account, Provider, Round
+from service.accounts.oidc import (
+    NOT_BEGUN,
+    REFUSED,
+    ROUND_LASTS_S,
+    Account,
+    Provider,
+    Round,
+    printable,
+)
 from service.accounts.sign_in import SignIn, caller_of_sign_in
 from service.accounts.sign_in_routes import SIGN_IN_PAGE, note_refusal
 from service.accounts.users import KeyRefused
@@ -116,8 +123,7 @@ def _begun(request: Request, body: Returned, provider: Provider) -> Round:
     if time.time() - begun.begun_at > ROUND_LASTS_S or body.iss not in (None, provider.issuer):
         raise KeyRefused(NOT_BEGUN)
     if body.code is None:
-        error = re.sub(r"[^a-z_]", "", body.error or "no code")[:40]
-        raise KeyRefused(f"the provider refused this sign-in ({error}): sign in again")
+        raise KeyRefused(REFUSED.format(printable(body.error or "it sent no code")))
     return begun
 
 

@@ -2,6 +2,7 @@
 function commits."""
 
 import re
+import shlex
 from collections.abc import Collection
 
 from sqlalchemy import delete, or_, select
@@ -26,11 +27,11 @@ WAITS = "your account waits for the yes of an admin: ask one for `mpt admin user
 NO_GROUP = "your account is in none of the groups that may use this lab: ask its admin"
 NO_NAME = (
     "the provider gives your account the name {!r}, of which no user name can be made: ask an "
-    "admin for a user, and to link it: `mpt admin user set NAME --subject {!r}`"
+    "admin for a user, and to link it: `mpt admin user set NAME --subject {}`"
 )
 TAKEN = (
     "there is a user {0} already, who does not sign in by your account. If it is you, ask an admin "
-    "to link the two: `mpt admin user set {0} --subject {1!r}`"
+    "to link the two: `mpt admin user set {0} --subject {1}`"
 )
 
 
@@ -55,8 +56,7 @@ def sign_in(session: Session, account: Account, settings: Settings) -> SignIn | 
         if user.disabled_for == DisabledFor.APPROVAL:
             return WAITS.format(user.name)
         raise KeyRefused(DISABLED)
-    if settings.oidc_roles:
-        apply_groups(session, user, account.groups, settings)
+    apply_groups(session, user, account.groups, settings)
     return SignIn.by(session, _new_sign_in_key(session, user, account.authenticated_at).id)
 
 
@@ -70,9 +70,9 @@ def role_of(groups: Collection[str], settings: Settings) -> Role | None:
 
 
 def apply_groups(session: Session, user: User, groups: Collection[str], settings: Settings) -> None:
-    """Give a user the role of the account's groups. It is called at each sign-in. Raises
-    KeyRefused."""
-    role = role_of(groups, settings)
+    """Give a user what the account's groups give: the role, if the settings have a table. It is
+    called at each sign-in. Raises KeyRefused."""
+    role = role_of(groups, settings) if settings.oidc_roles else None
     if role is not None and role != user.role:
         before = user.role
         try:
@@ -104,10 +104,11 @@ def _added(session: Session, account: Account, role: Role, waits: bool) -> User:
     """Add the user of a new account. Raises KeyRefused."""
     name = account.preferred_name.partition("@")[0].lower()
     if not re.fullmatch(NAME, name):
-        raise KeyRefused(NO_NAME.format(account.preferred_name[:100], account.subject))
+        preferred, subject = account.preferred_name[:100], shlex.quote(account.subject)
+        raise KeyRefused(NO_NAME.format(preferred, subject))
     user = accounts.add(session, name, role)
     if user is None:
-        raise KeyRefused(TAKEN.format(name, account.subject))
+        raise KeyRefused(TAKEN.format(name, shlex.quote(account.subject)))
     user.oidc_issuer, user.oidc_subject = account.issuer, account.subject
     details = {"role": role, "issuer": account.issuer, "subject": account.subject}
     audit.note(session, PROCESS, "user.added", name, **details)

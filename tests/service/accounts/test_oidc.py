@@ -1,8 +1,10 @@
 """Signing in by an account of a real OpenID Connect provider: who may, and what is refused."""
 
+import shlex
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from service.accounts.oidc import FRESH_S, ROUND_LASTS_S
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings, is_provider_url
+from service.vocabulary import Role
 from service.web.sign_in_cookie import COOKIE
 from tests.support.callers import bearer
 from tests.support.oidc_provider import Person, RealProvider, with_provider
@@ -183,6 +186,8 @@ NOW = time.time()
         ({"nonce": "another"}, "nonce"),
         ({"at_hash": "another"}, "at_hash"),
         ({"sub": ""}, "sub"),
+        ({"sub": "a\0b"}, "sub"),
+        ({"sub": "a" * 256}, "sub"),
     ],
 )
 def test_an_id_token_that_is_not_for_this_sign_in_is_refused(
@@ -436,7 +441,7 @@ def test_the_name_of_another_user_is_refused_until_an_admin_links_the_account(
 ) -> None:
     as_admin(browser, "POST", "/v1/users", name="bob")
     provider.add("b-17", preferred_username="Bob@example.org")
-    assert refused(sign_in(browser, "b-17"), "mpt admin user set bob --subject 'b-17'")
+    assert refused(sign_in(browser, "b-17"), "mpt admin user set bob --subject b-17")
     as_admin(browser, "PATCH", "/v1/users/bob", oidc_subject="b-17")
     assert sign_in(browser, "b-17").status_code == 204
     assert browser.get("/v1/me").json()["name"] == "bob"
@@ -464,7 +469,7 @@ def test_a_name_that_is_no_user_name_is_refused(
     browser: TestClient, provider: RealProvider, name: str
 ) -> None:
     provider.add("odd", preferred_username=name)
-    assert refused(sign_in(browser, "odd"), "--subject 'odd'")
+    assert refused(sign_in(browser, "odd"), "--subject odd")
 
 
 def test_an_account_cannot_be_linked_without_a_provider(api: TestClient) -> None:
@@ -534,3 +539,30 @@ def test_a_key_of_ones_own_has_a_name_an_end_and_no_more_than_the_role(
 ) -> None:
     sign_in(browser, fresh=True)
     assert browser.post("/v1/me/keys", json=body, headers=OWN).status_code == 422
+
+
+def test_the_settings_are_read_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the lab\n")
+    monkeypatch.setenv("MPT_OIDC_ISSUER", "https://id.example.org/realms/lab")
+    monkeypatch.setenv("MPT_OIDC_CLIENT_ID", "lab")
+    monkeypatch.setenv("MPT_OIDC_CLIENT_SECRET_FILE", str(secret))
+    monkeypatch.setenv("MPT_OIDC_ROLES", '{"lab-admins": "admin"}')
+    settings = Settings()
+    assert settings.oidc_client_secret is not None
+    assert settings.oidc_client_secret.get_secret_value() == "of the lab"
+    assert settings.oidc_roles == {"lab-admins": Role.ADMIN}
+    assert "of the lab" not in repr(settings)
+
+
+def test_the_suggested_command_is_safe_to_paste(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    as_admin(browser, "POST", "/v1/users", name="bob")
+    subject = "b'; $(reboot) \""
+    provider.add(subject, preferred_username="bob")
+    detail = sign_in(browser, subject).json()["detail"]
+    command = detail.partition("`")[2].removesuffix("`")
+    assert shlex.split(command) == ["mpt", "admin", "user", "set", "bob", "--subject", subject]
