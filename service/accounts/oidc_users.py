@@ -17,7 +17,7 @@ from service.accounts.sign_in import SignIn
 from service.accounts.users import DISABLED, PROCESS, KeyRefused, store_key
 from service.db.engine import now
 from service.settings import Settings
-from service.vocabulary import DisabledFor, Role, Scope
+from service.vocabulary import ROLE_SCOPES, DisabledFor, Role
 
 SIGN_IN_LASTS_S = 86_400.0
 """Time after which a browser signs in again, so that who leaves a group loses access."""
@@ -124,7 +124,8 @@ def _new_sign_in_key(session: Session, user: User, authenticated_at: float) -> A
     over = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= now())
     by_account = ApiKey.authenticated_at.is_not(None)
     session.execute(delete(ApiKey).where(ApiKey.user_id == user.id, by_account, over))
-    key = store_key(session, user, new_key(), [*Scope], name=KEY_NAME, lasts_s=SIGN_IN_LASTS_S)
+    scopes = ROLE_SCOPES[Role(user.role)]
+    key = store_key(session, user, new_key(), scopes, name=KEY_NAME, lasts_s=SIGN_IN_LASTS_S)
     key.authenticated_at = authenticated_at
     session.flush()
     return key
