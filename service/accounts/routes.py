@@ -140,8 +140,8 @@ def add_own_key(
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
     scopes = _scopes(user.role, new.scopes)
     with database.transaction() as session:
-        authenticated_at = session.get_one(ApiKey, user.key_id).authenticated_at
-        if not user.by_cookie or time.time() - (authenticated_at or 0.0) > FRESH_S:
+        authenticated_at = session.get_one(ApiKey, user.key_id).authenticated_at or 0.0
+        if time.time() - authenticated_at > FRESH_S:
             detail = (
                 "a new key needs a sign-in by the lab's account, with the password, within the "
                 "last ten minutes: sign in again"

@@ -219,6 +219,13 @@ def test_userinfo_about_another_account_is_refused(
     assert refused(sign_in(browser), "another account")
 
 
+def test_claims_of_the_id_token_count_before_those_of_userinfo(
+    strict: TestClient, provider: RealProvider
+) -> None:
+    provider.forge(preferred_username="ida", userinfo={"preferred_username": "bob"})
+    assert refused(sign_in(strict), "user set ida --active")
+
+
 @pytest.mark.parametrize("name", ["authorization_endpoint", "token_endpoint", "jwks_uri"])
 @pytest.mark.parametrize("url", ["http://elsewhere.example/a", "file:///etc/passwd", None])
 def test_an_insecure_address_of_the_provider_is_not_used(
