@@ -16,6 +16,7 @@ from sqlalchemy import update
 from service.accounts import oidc as oidc_module
 from service.accounts.models import ApiKey
 from service.accounts.oidc import FRESH_S, ROUND_LASTS_S
+from service.accounts.oidc_users import KEY_NAME
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings, is_provider_url
@@ -117,6 +118,19 @@ def test_a_sign_in_lasts_a_day_and_ends_like_any_key(
     assert browser.get("/v1/me").status_code == 401
     sign_in(browser)
     assert len(browser.get("/v1/users/ann/keys").json()["items"]) == 1
+
+
+def test_the_list_keeps_ended_keys_of_programs_but_not_ended_sign_ins(browser: TestClient) -> None:
+    sign_in(browser, fresh=True)
+    key_id = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).json()["id"]
+    browser.delete(f"/v1/users/ann/keys/{key_id}", headers=OWN)
+    browser.post("/v1/sign-out", headers=OWN)
+    sign_in(browser)
+    keys = browser.get("/v1/users/ann/keys").json()["items"]
+    assert [(key["name"], key["revoked_at"] is None) for key in keys] == [
+        ("laptop", False),
+        (KEY_NAME, True),
+    ]
 
 
 def test_signing_out_ends_each_copy_of_the_cookie(browser: TestClient) -> None:
