@@ -152,6 +152,7 @@ class Provider:
             self._secret,
             scope=self._scopes,
             code_challenge_method="S256",
+            leeway=0,  # an access token may last less than a minute: it is used at once
             timeout=REQUEST_S,
             verify=_tls(),
             follow_redirects=False,
@@ -159,7 +160,7 @@ class Provider:
         try:
             async with asyncio.timeout(ROUND_S), self._at_once, client:
                 yield client
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, *MALFORMED) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, OAuthError, *MALFORMED) as error:
             log.warning("the provider %s does not answer as it should: %r", self.issuer, error)
             raise self._away() from error
 

@@ -1,12 +1,14 @@
 // A real OpenID Connect provider, npm's oidc-provider, whose accounts and ID tokens a test decides
 // on. It reads a JSON object from each line of its input: `accounts` (claims by login), `forge` (claims
-// that replace those of the next ID tokens; their key id `kid`, signature `alg`, or a stranger's key by
-// `signed_by`; and `discovery` and `userinfo`, which replace parts of these documents) and `rotate` (another signing key), and answers with the number of requests for its keys.
+// that replace those of the next ID tokens, and "raw:…" is written without quotes; their key id `kid`,
+// signature `alg`, or a stranger's key by `signed_by`; `discovery`, `userinfo` and `token`, which replace
+// parts of these documents; and `more_keys`) and `rotate` (another signing key), and answers with the
+// number of requests for its keys.
 
 import { createInterface } from "node:readline";
 import { createServer } from "node:http";
 import { Provider } from "oidc-provider";
-import { SignJWT, UnsecuredJWT, decodeJwt, exportJWK, exportSPKI, generateKeyPair } from "jose";
+import { CompactSign, UnsecuredJWT, decodeJwt, exportJWK, exportSPKI, generateKeyPair } from "jose";
 
 const [port, redirectUri] = process.argv.slice(2);
 const issuer = `http://127.0.0.1:${port}`;
@@ -33,17 +35,19 @@ async function rotate() {
     await next();
     if (ctx.path === "/jwks") keyRequests += 1;
     if (forged === null) return;
-    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, ...others } = forged;
+    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, token, more_keys: more = [], ...others } = forged;
     if (ctx.path.startsWith("/.well-known/")) ctx.body = { ...ctx.body, ...discovery };
     if (ctx.path === "/me") ctx.body = { ...ctx.body, ...userinfo };
+    if (ctx.path === "/jwks") ctx.body = { keys: [...more, ...ctx.body.keys] };
     if (ctx.path !== "/token" || !ctx.body?.id_token) return;
     const claims = { ...decodeJwt(ctx.body.id_token), ...others };
     const { privateKey } = stranger ? await generateKeyPair("RS256") : keys[0];
     const key = alg === "HS256" ? new TextEncoder().encode(await exportSPKI(keys[0].publicKey)) : privateKey;
     const unsigned = new UnsecuredJWT(claims).encode();
-    const signed = () => new SignJWT(claims).setProtectedHeader({ alg, kid }).sign(key);
+    const text = JSON.stringify(claims).replace(/"raw:([^"]*)"/g, "$1");
+    const signed = () => new CompactSign(new TextEncoder().encode(text)).setProtectedHeader({ alg, kid }).sign(key);
     const id_token = alg === "none" ? unsigned : await signed();
-    ctx.body = { ...ctx.body, id_token };
+    ctx.body = { ...ctx.body, id_token, ...token };
   });
 }
 

@@ -240,6 +240,22 @@ def test_claims_of_the_id_token_count_before_those_of_userinfo(
     assert refused(sign_in(strict), "user set ida --active")
 
 
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [
+        ({"expires_in": 30}, 204),
+        ({"expires_in": -1}, 503),
+        ({"token_type": "mac"}, 503),
+    ],
+)
+def test_userinfo_needs_a_valid_access_token_of_any_length_of_life(
+    browser: TestClient, provider: RealProvider, token: dict[str, Any], status: int
+) -> None:
+    """The provider's ID tokens have no name here, so userinfo is requested."""
+    provider.forge(token=token)
+    assert sign_in(browser).status_code == status
+
+
 @pytest.mark.parametrize("name", ["authorization_endpoint", "token_endpoint", "jwks_uri"])
 @pytest.mark.parametrize("url", ["http://elsewhere.example/a", "file:///etc/passwd", None])
 def test_an_insecure_address_of_the_provider_is_not_used(
