@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts import accounts, audit
 from service.accounts.models import ApiKey, User
-from service.accounts.oidc import FRESH_S
+from service.accounts.oidc import FRESH_S, LEEWAY_S
 from service.accounts.permissions import check_has_key
 from service.accounts.schemas import (
     NAME,
@@ -141,7 +141,7 @@ def add_own_key(
     scopes = _scopes(user.role, new.scopes)
     with database.transaction() as session:
         authenticated_at = session.get_one(ApiKey, user.key_id).authenticated_at or 0.0
-        if time.time() - authenticated_at > FRESH_S:
+        if not -LEEWAY_S <= time.time() - authenticated_at <= FRESH_S:
             detail = (
                 "a new key needs a sign-in by the lab's account, with the password, within the "
                 "last ten minutes: sign in again"

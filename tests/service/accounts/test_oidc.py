@@ -545,14 +545,19 @@ def test_a_key_needs_a_sign_in_of_the_last_ten_minutes(
     assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
 
 
+@pytest.mark.parametrize(
+    "at",
+    [NOW - 3600, NOW + 3600, NOW * 1000, None, "raw:NaN", "raw:1e999"],
+    ids=["earlier", "later", "milliseconds", "none", "nan", "infinite"],
+)
 def test_a_provider_that_asks_for_no_password_lets_nobody_make_a_key(
-    browser: TestClient, provider: RealProvider
+    browser: TestClient, provider: RealProvider, at: float | str | None
 ) -> None:
-    for at in (NOW - 3600, None):
-        provider.forge(auth_time=at)
-        assert sign_in(browser, fresh=True).status_code == 204
-        answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
-        assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
+    """Nor does one that gives no such time, or an impossible one."""
+    provider.forge(auth_time=at)
+    assert sign_in(browser, fresh=True).status_code == 204
+    answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
+    assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
 
 
 def test_a_browser_signed_in_by_a_key_makes_none(browser: TestClient, oidc: Settings) -> None:
