@@ -68,13 +68,19 @@ def change(
 
 
 def link(session: Session, user: User, issuer: str, subject: str | None) -> bool:
-    """Let an account sign a user in from now on, or none. Return False if it is another user's."""
+    """Let an account sign a user in from now on, or none. The sign-ins of an earlier account end.
+    Return False if the account is another user's."""
+    before = user.oidc_issuer, user.oidc_subject
     try:
         with session.begin_nested():
             user.oidc_issuer = None if subject is None else issuer
             user.oidc_subject = subject
     except IntegrityError:
         return False
+    if before != (user.oidc_issuer, user.oidc_subject):
+        sign_ins = ApiKey.authenticated_at.is_not(None), ApiKey.revoked_at.is_(None)
+        of_user = update(ApiKey).where(ApiKey.user_id == user.id, *sign_ins)
+        session.execute(of_user.values(revoked_at=now()))
     return True
 
 

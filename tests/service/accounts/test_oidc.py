@@ -491,6 +491,20 @@ def test_the_name_of_another_user_is_refused_until_an_admin_links_the_account(
     assert refused(sign_in(browser, "b-17"), "mpt admin user set bob")
 
 
+@pytest.mark.parametrize("subject", ["another", None])
+def test_a_sign_in_ends_when_its_account_is_unlinked(
+    browser: TestClient, subject: str | None
+) -> None:
+    """Keys of programs go on: an admin decides about each."""
+    sign_in(browser, fresh=True)
+    key = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).json()["key"]
+    as_admin(browser, "PATCH", "/v1/users/ann", oidc_subject="ann")
+    assert browser.get("/v1/me").status_code == 200
+    as_admin(browser, "PATCH", "/v1/users/ann", oidc_subject=subject)
+    assert browser.get("/v1/me").status_code == 401
+    assert browser.get("/v1/me", headers=bearer(key)).status_code == 200
+
+
 def test_a_user_is_known_by_the_subject_not_by_the_name(
     browser: TestClient, provider: RealProvider
 ) -> None:
