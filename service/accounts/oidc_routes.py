@@ -87,7 +87,7 @@ async def begin(
     provider; 503 if it does not answer."""
     release_places(request)  # the provider may take long
     scheme = "https" if is_over_tls(request.scope) else "http"
-    redirect_uri = f"{scheme}://{request.headers['Host']}{SIGN_IN_PAGE}"
+    redirect_uri = f"{scheme}://{request.headers.get('Host', '')}{SIGN_IN_PAGE}"
     url, begun = await provider.begin(redirect_uri, body.fresh)
     request.session[ROUND] = begun
     return ProviderPage(url=url)

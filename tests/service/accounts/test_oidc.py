@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 from pydantic import ValidationError
 from sqlalchemy import update
+from starlette.types import Receive, Scope, Send
 
 from service.accounts import oidc as oidc_module
 from service.accounts.models import ApiKey
@@ -370,6 +371,15 @@ def test_no_other_site_begins_or_finishes_a_sign_in(browser: TestClient) -> None
         answer = browser.post(f"/v1/sign-in:{path}", json=body, headers=elsewhere)
         assert answer.json()["reason"] == "cross_origin"
     assert browser.get("/v1/me").status_code == 401
+
+
+def test_a_client_that_names_no_host_gets_an_answer(browser: TestClient) -> None:
+    async def without_host(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        await browser.app({**scope, "headers": headers}, receive, send)
+
+    client = TestClient(without_host, raise_server_exceptions=False)
+    assert client.post("/v1/sign-in:begin", json={}, headers=OWN).status_code == 200
 
 
 @pytest.fixture
