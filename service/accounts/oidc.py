@@ -3,6 +3,7 @@ the claims about an account."""
 
 import asyncio
 import logging
+import math
 import re
 import ssl
 import time
@@ -45,7 +46,7 @@ ALGORITHMS += ["EdDSA", "Ed25519"]
 """Signatures by a key that only the provider has."""
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint")
 
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 """Errors of documents of another form than the standard's."""
 
 NOT_BEGUN = (
@@ -93,6 +94,7 @@ class Provider:
         self._metadata: dict[str, Any] = {}
         self._metadata_at = self._keys_at = self._retried_at = float("-inf")
         self._keys = KeySet([])
+        self._requesting_keys = asyncio.Lock()
 
     async def begin(self, redirect_uri: str, fresh: bool) -> tuple[str, Round]:
         """Return the address at which the provider signs the user in, and the round. With `fresh`
@@ -127,21 +129,24 @@ class Provider:
                     code_verifier=round_.verifier,
                 )
             except OAuthError as error:
-                log.warning("the provider refused a code: %s %s", error.error, error.description)
-                raise KeyRefused(REFUSED.format(printable(str(error.error)))) from None
+                why = printable(str(error.error))
+                more = printable(str(error.description))
+                log.warning("the provider refused a code: %s %s", why, more)
+                raise KeyRefused(REFUSED.format(why)) from None
             claims = await self._claims(client, metadata, token, round_)
             name = claims.get("preferred_username")
             is_partial = name is None or (self._needs_groups and self._groups_claim not in claims)
             if is_partial and "userinfo_endpoint" in metadata:
                 claims = await self._with_userinfo(client, metadata, claims)
-        groups = claims.get(self._groups_claim, [])
-        return Account(
-            issuer=self.issuer,
-            subject=claims["sub"],
-            preferred_name=str(claims.get("preferred_username", "")),
-            groups=frozenset(map(str, groups if isinstance(groups, list) else [groups])),
-            authenticated_at=float(claims.get("auth_time") or 0),
-        )
+            groups = claims.get(self._groups_claim, [])
+            at = float(claims.get("auth_time") or 0)
+            return Account(
+                issuer=self.issuer,
+                subject=claims["sub"],
+                preferred_name=str(claims.get("preferred_username") or ""),
+                groups=frozenset(map(str, groups if isinstance(groups, list) else [groups])),
+                authenticated_at=at if math.isfinite(at) else 0.0,
+            )
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncOAuth2Client]:
@@ -181,8 +186,8 @@ class Provider:
             for name in ENDPOINTS:
                 url = str(metadata.get(name) or "")
                 is_left_out = name == "userinfo_endpoint" and not url
-                if not is_left_out and not is_provider_url(url, self.issuer):
-                    raise ValueError(f"its {name} is {url!r}, which is not secure")
+                if not is_left_out and not (url.isascii() and is_provider_url(url, self.issuer)):
+                    raise ValueError(f"its {name} is {url!r}, which is no secure address")
             self._metadata, self._metadata_at = metadata, time.monotonic()
         return self._metadata
 
@@ -225,13 +230,16 @@ class Provider:
         has just begun to use: the keys are then requested again, once in RETRY_KEYS_S."""
         if time.monotonic() - self._keys_at > KEYS_S:
             await self._fetch_keys(client, metadata)
+        keys = self._keys
         try:
-            return jwt.decode(text, self._keys, ALGORITHMS)
+            return jwt.decode(text, keys, ALGORITHMS)
         except InvalidKeyIdError:
-            if time.monotonic() - self._retried_at < RETRY_KEYS_S:
-                raise
-        self._retried_at = time.monotonic()
-        await self._fetch_keys(client, metadata)
+            async with self._requesting_keys:
+                if self._keys is keys:  # no other sign-in has requested them meanwhile
+                    if time.monotonic() - self._retried_at < RETRY_KEYS_S:
+                        raise
+                    self._retried_at = time.monotonic()
+                    await self._fetch_keys(client, metadata)
         return jwt.decode(text, self._keys, ALGORITHMS)
 
     async def _fetch_keys(self, client: AsyncOAuth2Client, metadata: Mapping[str, Any]) -> None:

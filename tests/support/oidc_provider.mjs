@@ -1,8 +1,8 @@
 // A real OpenID Connect provider, npm's oidc-provider, whose accounts and ID tokens a test decides
 // on. It reads a JSON object from each line of its input: `accounts` (claims by login), `forge` (claims
-// that replace those of the next ID tokens, and "raw:…" is written without quotes; their key id `kid`,
+// that replace those of the next ID tokens, of which "raw:…" is written without quotes; their key id `kid`,
 // signature `alg`, or a stranger's key by `signed_by`; `discovery`, `userinfo` and `token`, which replace
-// parts of these documents; and `more_keys`) and `rotate` (another signing key), and answers with the
+// parts of these documents; `more_keys`; and `keys_after_ms`) and `rotate` (another signing key), and answers with the
 // number of requests for its keys.
 
 import { createInterface } from "node:readline";
@@ -17,6 +17,8 @@ let accounts = {};
 let forged = null;
 let keyRequests = 0;
 let provider;
+
+const json = (document) => JSON.stringify(document).replace(/"raw:([^"]*)"/g, "$1");
 
 async function rotate() {
   const { privateKey, publicKey } = await generateKeyPair("RS256", { extractable: true });
@@ -35,17 +37,17 @@ async function rotate() {
     await next();
     if (ctx.path === "/jwks") keyRequests += 1;
     if (forged === null) return;
-    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, token, more_keys: more = [], ...others } = forged;
+    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, token, more_keys: more = [], keys_after_ms: ms = 0, ...others } = forged;
     if (ctx.path.startsWith("/.well-known/")) ctx.body = { ...ctx.body, ...discovery };
-    if (ctx.path === "/me") ctx.body = { ...ctx.body, ...userinfo };
+    if (ctx.path === "/me") ctx.body = json({ ...ctx.body, ...userinfo });
+    if (ctx.path === "/jwks") await new Promise((go) => setTimeout(go, ms));
     if (ctx.path === "/jwks") ctx.body = { keys: [...more, ...ctx.body.keys] };
     if (ctx.path !== "/token" || !ctx.body?.id_token) return;
     const claims = { ...decodeJwt(ctx.body.id_token), ...others };
     const { privateKey } = stranger ? await generateKeyPair("RS256") : keys[0];
     const key = alg === "HS256" ? new TextEncoder().encode(await exportSPKI(keys[0].publicKey)) : privateKey;
     const unsigned = new UnsecuredJWT(claims).encode();
-    const text = JSON.stringify(claims).replace(/"raw:([^"]*)"/g, "$1");
-    const signed = () => new CompactSign(new TextEncoder().encode(text)).setProtectedHeader({ alg, kid }).sign(key);
+    const signed = () => new CompactSign(new TextEncoder().encode(json(claims))).setProtectedHeader({ alg, kid }).sign(key);
     const id_token = alg === "none" ? unsigned : await signed();
     ctx.body = { ...ctx.body, id_token, ...token };
   });

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,7 @@ def test_userinfo_needs_a_valid_access_token_of_any_length_of_life(
 
 
 @pytest.mark.parametrize("name", ["authorization_endpoint", "token_endpoint", "jwks_uri"])
-@pytest.mark.parametrize("url", ["http://elsewhere.example/a", "file:///etc/passwd", None])
+@pytest.mark.parametrize("url", ["http://a.example", "file:///a", "https://a.example/\ud800", None])
 def test_an_insecure_address_of_the_provider_is_not_used(
     settings: Settings, provider: RealProvider, name: str, url: str | None
 ) -> None:
@@ -266,6 +267,26 @@ def test_an_insecure_address_of_the_provider_is_not_used(
     with TestClient(create_app(with_provider(settings, provider))) as browser:
         answer = browser.post("/v1/sign-in:begin", json={}, headers=OWN)
     assert (answer.status_code, answer.json()["reason"]) == (503, "provider_away")
+
+
+DEEP = "raw:" + "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"userinfo": {"groups": DEEP}},
+        {"auth_time": "raw:1" + "0" * 400},
+        {"userinfo": {"auth_time": ["a"]}},
+        {"userinfo": {"auth_time": "a"}},
+    ],
+    ids=["deep", "huge", "list", "text"],
+)
+def test_an_answer_of_another_form_is_the_provider_s_fault(
+    browser: TestClient, provider: RealProvider, forged: dict[str, Any]
+) -> None:
+    provider.forge(**forged)
+    assert sign_in(browser).status_code == 503
 
 
 def test_rotated_keys_are_read_again_but_not_in_a_loop(
@@ -281,6 +302,21 @@ def test_rotated_keys_are_read_again_but_not_in_a_loop(
         assert provider.key_requests() == requests
         provider.forge()
     assert sign_in(browser).status_code == 204
+
+
+def test_all_who_sign_in_just_after_a_rotation_succeed(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    sign_in(browser)
+    provider.rotate()
+    provider.forge(keys_after_ms=1000)
+    browsers = [TestClient(browser.app) for _ in range(3)]
+    for other in browsers:
+        other.portal = browser.portal
+    returned = [Person().sign_in(begin(other), "ann") for other in browsers]
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(finish, browsers, returned))
+    assert [answer.status_code for answer in answers] == [204, 204, 204]
 
 
 def test_keys_and_open_sessions_go_on_while_the_provider_is_away(
@@ -531,6 +567,11 @@ def test_a_name_that_is_no_user_name_is_refused(
 ) -> None:
     provider.add("odd", preferred_username=name)
     assert refused(sign_in(browser, "odd"), "--subject odd")
+
+
+def test_an_account_without_a_name_is_refused(browser: TestClient, provider: RealProvider) -> None:
+    provider.forge(preferred_username=None)
+    assert refused(sign_in(browser), "--subject ann")
 
 
 def test_an_account_cannot_be_linked_without_a_provider(api: TestClient) -> None:
