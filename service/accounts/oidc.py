@@ -19,7 +19,7 @@ from authlib.integrations.httpx_client import AsyncOAuth2Client
 from authlib.oidc.core import CodeIDToken
 from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, InvalidKeyIdError, JoseError
-from joserfc.jwk import KeySet
+from joserfc.jwk import JWKRegistry, Key, KeySet
 
 from service.accounts.users import KeyRefused
 from service.refusals import ApiError, unavailable
@@ -244,8 +244,14 @@ class Provider:
 
     async def _fetch_keys(self, client: AsyncOAuth2Client, metadata: Mapping[str, Any]) -> None:
         document = await _json(client, metadata["jwks_uri"])
-        usable = [key for key in document["keys"] if key.get("use", "sig") == "sig"]
-        self._keys, self._keys_at = KeySet.import_key_set({"keys": usable}), time.monotonic()
+        keys: list[Key] = []
+        for key in document["keys"]:
+            try:
+                if key.get("use", "sig") == "sig":
+                    keys.append(JWKRegistry.import_key(key))
+            except (JoseError, *MALFORMED) as error:
+                log.warning("a key of the provider is left out: %r", error)
+        self._keys, self._keys_at = KeySet(keys), time.monotonic()
 
     async def _with_userinfo(
         self, client: AsyncOAuth2Client, metadata: Mapping[str, Any], claims: dict[str, Any]

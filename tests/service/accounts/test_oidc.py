@@ -304,6 +304,23 @@ def test_rotated_keys_are_read_again_but_not_in_a_loop(
     assert sign_in(browser).status_code == 204
 
 
+def test_keys_of_a_kind_that_this_lab_does_not_know_are_left_out(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    odd = [
+        5,
+        {"kid": "a"},
+        {"kid": 5, "kty": "EC", "crv": "P-256", "x": "aa", "y": "bb"},
+        {"kid": "b", "kty": "EC", "crv": "brainpoolP256r1", "x": "aa", "y": "bb"},
+        {"kid": "c", "kty": "OKP", "crv": "Ed9999", "x": "aa"},
+        {"kid": "d", "kty": "RSA", "n": "!", "e": "AQAB"},
+        {"kid": "e", "kty": "RSA", "n": "AQAB", "e": "AQAB", "key_ops": ["weird"]},
+        {"kid": "f", "kty": "AKP", "alg": "ML-DSA-65", "pub": "aa"},
+    ]
+    provider.forge(more_keys=odd)
+    assert sign_in(browser).status_code == 204
+
+
 def test_all_who_sign_in_just_after_a_rotation_succeed(
     browser: TestClient, provider: RealProvider
 ) -> None:
