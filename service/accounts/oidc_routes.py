@@ -21,7 +21,7 @@ from service.accounts.oidc import (
     printable,
 )
 from service.accounts.sign_in import SignIn, caller_of_sign_in
-from service.accounts.sign_in_routes import SIGN_IN_PAGE, note_refusal
+from service.accounts.sign_in_routes import SIGN_IN_PAGE, end_sign_in, note_refusal
 from service.accounts.users import KeyRefused
 from service.db.engine import Database
 from service.refusals import ApiError, unauthorized
@@ -107,7 +107,7 @@ async def finish(
     try:
         begun = _begun(request, body, provider)
         account = await provider.finish(begun, body.code or "")
-        request.session[SIGN_IN] = await run_sync(_signed_in, database, account, settings)
+        request.session[SIGN_IN] = await run_sync(_signed_in, database, account, settings, request)
     except KeyRefused as refused:
         await run_sync(note_refusal, database, request, str(refused))
         raise unauthorized(str(refused)) from None
@@ -127,10 +127,13 @@ def _begun(request: Request, body: Returned, provider: Provider) -> Round:
     return begun
 
 
-def _signed_in(database: Database, account: Account, settings: Settings) -> SignIn:
+def _signed_in(
+    database: Database, account: Account, settings: Settings, request: Request
+) -> SignIn:
     with database.transaction() as session:
         begun = oidc_users.sign_in(session, account, settings)
         if isinstance(begun, SignIn):
+            end_sign_in(session, request)
             caller, _ = caller_of_sign_in(session, begun)
             audit.note(session, caller, "sign_in.begun", caller.key_id, given="account")
     if isinstance(begun, str):

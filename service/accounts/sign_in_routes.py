@@ -97,6 +97,7 @@ def sign_in(
                 assert body.key is not None
                 caller, _ = caller_of_key(session, body.key)
                 begun = SignIn.by(session, caller.key_id)
+            end_sign_in(session, request)
             given = "key" if body.code is None else "code"
             audit.note(session, caller, "sign_in.begun", caller.key_id, given=given)
     except KeyRefused as refused:
@@ -127,10 +128,7 @@ def sign_out(database: DatabaseDep, request: Request, response: Response) -> Non
     lab's account ends, and with it each copy of the cookie."""
     if sign_in_of(request) is not None:
         with database.transaction() as session:
-            if (caller := _signed_in(session, request)) is not None:
-                key = session.get_one(ApiKey, caller.key_id)
-                if key.authenticated_at is not None:
-                    key.revoked_at = time.time()
+            if (caller := end_sign_in(session, request)) is not None:
                 audit.note(session, caller, "sign_in.ended", caller.key_id)
     secure = is_over_tls(request.scope)
     response.delete_cookie(COOKIE, secure=secure, httponly=True, samesite="strict")
@@ -157,6 +155,17 @@ def _signed_in(session: Session, request: Request) -> Caller | None:
         return caller_of_sign_in(session, sign_in)[0]
     except KeyRefused:
         return None
+
+
+def end_sign_in(session: Session, request: Request) -> Caller | None:
+    """Return the user who is signed in in this browser, before it signs out or in again. A sign-in
+    by the lab's account ends, and with it each copy of the cookie."""
+    caller = _signed_in(session, request)
+    if caller is not None:
+        key = session.get_one(ApiKey, caller.key_id)
+        if key.authenticated_at is not None:
+            key.revoked_at = time.time()
+    return caller
 
 
 REFUSALS_AN_HOUR = 20

@@ -142,6 +142,23 @@ def test_signing_out_ends_each_copy_of_the_cookie(browser: TestClient) -> None:
     assert browser.get("/v1/me", headers=copy).status_code == 401
 
 
+@pytest.mark.parametrize("by", ["account", "key"])
+def test_another_sign_in_in_the_same_browser_ends_each_copy_of_the_cookie(
+    browser: TestClient, oidc: Settings, provider: RealProvider, by: str
+) -> None:
+    sign_in(browser)
+    copy = {"Cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
+    if by == "account":
+        provider.add("bob")
+        assert sign_in(browser, "bob").status_code == 204
+    else:
+        body = {"key": oidc.key_file.read_text().strip()}
+        assert browser.post("/v1/sign-in", json=body, headers=OWN).status_code == 204
+    assert browser.get("/v1/me").json()["name"] in ("bob", "local")
+    browser.cookies.clear()
+    assert browser.get("/v1/me", headers=copy).status_code == 401
+
+
 def test_another_browser_cannot_finish_a_sign_in(browser: TestClient, oidc: Settings) -> None:
     """Nor can this one with another state, or after a later begin."""
     returned = Person().sign_in(begin(browser), "ann")
