@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.accounts.keys import new_key
 from service.accounts.models import ApiKey, User
-from service.accounts.users import store_key
+from service.accounts.users import HOUSEKEEPING, PROCESS, store_key
 from service.db.engine import now
 from service.db.notices import notify
 from service.vocabulary import Role, Scope
@@ -19,7 +19,9 @@ class LastAdmin(Exception):
 
 
 def add(session: Session, name: str, role: Role) -> User | None:
-    """Add a user. Return None if the name is taken."""
+    """Add a user. Return None if the name is taken, by a user or as the name of a process."""
+    if name in (PROCESS, HOUSEKEEPING):
+        return None
     try:
         with session.begin_nested():  # the unique name decides between two at the same time
             user = User(name=name, role=role)

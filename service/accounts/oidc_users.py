@@ -14,7 +14,7 @@ from service.accounts.models import ApiKey, User
 from service.accounts.oidc import Account
 from service.accounts.schemas import NAME
 from service.accounts.sign_in import SignIn
-from service.accounts.users import DISABLED, PROCESS, KeyRefused, store_key
+from service.accounts.users import DISABLED, HOUSEKEEPING, PROCESS, KeyRefused, store_key
 from service.db.engine import now
 from service.settings import Settings
 from service.vocabulary import ROLE_SCOPES, DisabledFor, Role
@@ -102,8 +102,10 @@ def end_access(session: Session, user: User) -> None:
 
 def _added(session: Session, account: Account, role: Role, waits: bool) -> User:
     """Add the user of a new account. Raises KeyRefused."""
-    name = account.preferred_name.partition("@")[0].lower()
-    if not re.fullmatch(NAME, name):
+    preferred_name = account.preferred_name.partition("@")[0]
+    name = preferred_name.lower()
+    is_usable = preferred_name.isascii() and re.fullmatch(NAME, name) is not None
+    if not is_usable or name in (PROCESS, HOUSEKEEPING):
         preferred, subject = account.preferred_name[:100], shlex.quote(account.subject)
         raise KeyRefused(NO_NAME.format(preferred, subject))
     user = accounts.add(session, name, role)

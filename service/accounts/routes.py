@@ -72,7 +72,7 @@ def add_user(new: JsonBody[NewUser], database: DatabaseDep, user: Admin) -> User
     with database.transaction() as session:
         added = accounts.add(session, new.name, new.role)
         if added is None:
-            detail = f"there is a user {new.name} already: choose another name"
+            detail = f"there is a user or a process {new.name} already: choose another name"
             raise ApiError(HTTPStatus.CONFLICT, "name_taken", detail)
         audit.note(session, user, "user.added", new.name, role=new.role)
         return _user_out(added)

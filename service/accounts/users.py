@@ -32,6 +32,8 @@ LOCAL_USER = "local"
 
 PROCESS = "api"
 """The audit's actor where no user is known."""
+HOUSEKEEPING = "housekeeping"
+"""The audit's actor for deletions after a time."""
 
 USE_NOTED_S = 60.0
 """Minimum interval between updates of a key's last use."""

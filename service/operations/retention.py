@@ -16,6 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from service.accounts import audit
+from service.accounts.users import HOUSEKEEPING
 from service.db.engine import Database
 from service.experiments import deletion
 from service.experiments.deletion import Kept
@@ -25,8 +26,6 @@ from service.settings import Settings
 from service.submission import idempotency
 from service.sweeps import store as sweeps
 
-PROCESS = "housekeeping"
-"""Name of the process in the audit log."""
 DAY_S = 86_400.0
 GIB = 2**30
 MEASURED_AT_ONCE = 10_000
@@ -108,7 +107,7 @@ def delete(database: Database, removals: Iterable[Removal]) -> None:
             for one in some:
                 if one.experiment_id in hidden:
                     audit.note(
-                        session, PROCESS, "experiment.deleted", one.experiment_id, why=one.why
+                        session, HOUSEKEEPING, "experiment.deleted", one.experiment_id, why=one.why
                     )
 
 
@@ -142,7 +141,7 @@ def purge_never_started(database: Database, removals: Iterable[Removal]) -> None
             purged = {*deletion.purge_never_started(session, ids)}
             numbers = Counter(one.owner for one in page if one.experiment_id in purged)
             for owner, number in numbers.items():
-                audit.note(session, PROCESS, "experiments.purged", owner, experiments=number)
+                audit.note(session, HOUSEKEEPING, "experiments.purged", owner, experiments=number)
 
 
 def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
@@ -155,7 +154,7 @@ def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -
             shutil.rmtree(folder, ignore_errors=True)
         with database.transaction() as session:
             if deletion.purge(session, one.experiment_id):
-                audit.note(session, PROCESS, "experiment.purged", one.experiment_id)
+                audit.note(session, HOUSEKEEPING, "experiment.purged", one.experiment_id)
     with database.transaction() as session:
         sweeps.purge(session, settings.purge_after_s)
         idempotency.purge(session)

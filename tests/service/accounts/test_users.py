@@ -160,6 +160,12 @@ def test_there_is_always_an_admin(admin: TestClient) -> None:
     assert admin.get(ME).json()["scopes"] == ["read", "submit", "cancel", "metrics"]
 
 
+@pytest.mark.parametrize("name", ["api", "housekeeping"])
+def test_no_user_has_the_name_of_a_process_in_the_audit(admin: TestClient, name: str) -> None:
+    answer = admin.post("/v1/users", json={"name": name})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "name_taken")
+
+
 def test_user_names_are_unique(admin: TestClient) -> None:
     assert admin.post("/v1/users", json={"name": "ann"}).status_code == 201
     answer = admin.post("/v1/users", json={"name": "ann", "role": "admin"})
