@@ -22,6 +22,7 @@ from joserfc.errors import ExpiredTokenError, InvalidKeyIdError, JoseError
 from joserfc.jwk import JWKRegistry, Key, KeySet
 
 from service.accounts.users import KeyRefused
+from service.places import Places
 from service.refusals import ApiError, unavailable
 from service.settings import Settings, is_provider_url
 
@@ -35,8 +36,9 @@ LEEWAY_S = 60
 """Allowed difference between the clocks of the provider and of this machine."""
 REQUEST_S, ROUND_S = 5.0, 12.0
 """Maximum seconds of a request to the provider, and of all requests of one step of a sign-in."""
-MAX_AT_ONCE = 16
-"""Maximum number of steps of sign-ins that use the provider at the same time."""
+MAX_AT_ONCE, MAX_OF_ADDRESS = 16, 4
+"""Maximum number of steps of sign-ins that use the provider at the same time, and of those from one
+address."""
 METADATA_S, KEYS_S = 60.0, 3600.0
 """Time for which the provider's addresses and its keys are kept."""
 RETRY_KEYS_S = 30.0
@@ -90,19 +92,19 @@ class Provider:
         self._scopes = " ".join(dict.fromkeys(["openid", *settings.oidc_scopes.split()]))
         self._groups_claim = settings.oidc_groups_claim
         self._needs_groups = bool(settings.oidc_roles)
-        self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
+        self._places = Places(MAX_AT_ONCE, MAX_OF_ADDRESS)
         self._metadata: dict[str, Any] = {}
         self._metadata_at = self._keys_at = self._retried_at = float("-inf")
         self._keys = KeySet([])
         self._requesting_keys = asyncio.Lock()
 
-    async def begin(self, redirect_uri: str, fresh: bool) -> tuple[str, Round]:
+    async def begin(self, redirect_uri: str, fresh: bool, address: str) -> tuple[str, Round]:
         """Return the address at which the provider signs the user in, and the round. With `fresh`
         the provider asks for a password again. Raises ApiError (503)."""
         round_ = Round(
             generate_token(32), generate_token(32), generate_token(64), redirect_uri, time.time()
         )
-        async with self._connected() as client:
+        async with self._connected(address) as client:
             metadata = await self._current_metadata(client)
             again = {"prompt": "login", "max_age": LEEWAY_S} if fresh else {}
             url, _ = client.create_authorization_url(
@@ -115,10 +117,10 @@ class Provider:
             )
         return url, round_
 
-    async def finish(self, round_: Round, code: str) -> Account:
+    async def finish(self, round_: Round, code: str, address: str) -> Account:
         """Exchange a code, and return the account that it is about. Raises KeyRefused and ApiError
         (503)."""
-        async with self._connected() as client:
+        async with self._connected(address) as client:
             metadata = await self._current_metadata(client)
             client.token_endpoint_auth_method = _auth_method(metadata)
             try:
@@ -149,9 +151,9 @@ class Provider:
             )
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[AsyncOAuth2Client]:
-        """Yield a client of the provider. Raises ApiError (503) if the provider does not answer as
-        it should."""
+    async def _connected(self, address: str) -> AsyncIterator[AsyncOAuth2Client]:
+        """Yield a client of the provider, for a browser at an address. Raises ApiError (503) if the
+        provider does not answer as it should."""
         client = AsyncOAuth2Client(
             self._client_id,
             self._secret,
@@ -163,7 +165,7 @@ class Provider:
             follow_redirects=False,
         )
         try:
-            async with asyncio.timeout(ROUND_S), self._at_once, client:
+            async with asyncio.timeout(ROUND_S), self._places.place(address), client:
                 yield client
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, OAuthError, *MALFORMED) as error:
             log.warning("the provider %s does not answer as it should: %r", self.issuer, error)

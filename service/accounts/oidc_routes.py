@@ -28,6 +28,7 @@ from service.refusals import ApiError, unauthorized
 from service.schemas import RequestModel, ResponseModel
 from service.settings import Settings
 from service.web.dependencies import DatabaseDep, SettingsDep, release_places
+from service.web.gate import network
 from service.web.route import JsonBody, PublicRoute
 from service.web.sign_in_cookie import SIGN_IN, is_over_tls
 
@@ -88,7 +89,7 @@ async def begin(
     release_places(request)  # the provider may take long
     scheme = "https" if is_over_tls(request.scope) else "http"
     redirect_uri = f"{scheme}://{request.headers.get('Host', '')}{SIGN_IN_PAGE}"
-    url, begun = await provider.begin(redirect_uri, body.fresh)
+    url, begun = await provider.begin(redirect_uri, body.fresh, network(request))
     request.session[ROUND] = begun
     return ProviderPage(url=url)
 
@@ -106,7 +107,7 @@ async def finish(
     release_places(request)
     try:
         begun = _begun(request, body, provider)
-        account = await provider.finish(begun, body.code or "")
+        account = await provider.finish(begun, body.code or "", network(request))
         request.session[SIGN_IN] = await run_sync(_signed_in, database, account, settings, request)
     except KeyRefused as refused:
         await run_sync(note_refusal, database, request, str(refused))

@@ -2,7 +2,7 @@
 // on. It reads a JSON object from each line of its input: `accounts` (claims by login), `forge` (claims
 // that replace those of the next ID tokens, of which "raw:…" is written without quotes; their key id `kid`,
 // signature `alg`, or a stranger's key by `signed_by`; `discovery`, `userinfo` and `token`, which replace
-// parts of these documents; `more_keys`; and `keys_after_ms`) and `rotate` (another signing key), and answers with the
+// parts of these documents; `more_keys`; and `after_ms`, by path) and `rotate` (another signing key), and answers with the
 // number of requests for its keys.
 
 import { createInterface } from "node:readline";
@@ -37,10 +37,10 @@ async function rotate() {
     await next();
     if (ctx.path === "/jwks") keyRequests += 1;
     if (forged === null) return;
-    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, token, more_keys: more = [], keys_after_ms: ms = 0, ...others } = forged;
+    const { kid = keys[0].kid, alg = "RS256", signed_by: stranger, discovery, userinfo, token, more_keys: more = [], after_ms: ms = {}, ...others } = forged;
     if (ctx.path.startsWith("/.well-known/")) ctx.body = { ...ctx.body, ...discovery };
     if (ctx.path === "/me") ctx.body = json({ ...ctx.body, ...userinfo });
-    if (ctx.path === "/jwks") await new Promise((go) => setTimeout(go, ms));
+    if (ms[ctx.path]) await new Promise((go) => setTimeout(go, ms[ctx.path]));
     if (ctx.path === "/jwks") ctx.body = { keys: [...more, ...ctx.body.keys] };
     if (ctx.path !== "/token" || !ctx.body?.id_token) return;
     const claims = { ...decodeJwt(ctx.body.id_token), ...others };

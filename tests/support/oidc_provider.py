@@ -55,7 +55,7 @@ class RealProvider:
         """Replace claims of the next ID tokens, where "raw:NaN" stands for NaN; or their key id
         (`kid`), signature (`alg`), or the provider's key by a stranger's (`signed_by`); or parts of
         `discovery`, `userinfo` and `token`; or add to its keys (`more_keys`), or answer
-        a request for them later (`keys_after_ms`)."""
+        later at some paths (`after_ms`)."""
         self._tell(forge=claims or None)
 
     def rotate(self) -> None:

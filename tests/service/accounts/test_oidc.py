@@ -3,10 +3,11 @@
 import shlex
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.accounts import oidc as oidc_module
 from service.accounts.models import ApiKey
-from service.accounts.oidc import FRESH_S, ROUND_LASTS_S
+from service.accounts.oidc import FRESH_S, MAX_AT_ONCE, ROUND_LASTS_S
 from service.accounts.oidc_users import KEY_NAME
 from service.app import create_app
 from service.db.engine import Database
@@ -77,6 +78,13 @@ def sign_in(browser: TestClient, login: str = "ann", **how: Any) -> Response:
 
 def refused(answer: Response, word: str) -> bool:
     return answer.status_code == 401 and word in answer.json()["detail"]
+
+
+def beside(browser: TestClient, address: str = "testclient") -> TestClient:
+    """Return another browser at the same service."""
+    other = TestClient(browser.app, client=(address, 50_000), raise_server_exceptions=False)
+    other.portal = browser.portal
+    return other
 
 
 def admin_of(settings: Settings) -> dict[str, str]:
@@ -343,14 +351,31 @@ def test_all_who_sign_in_just_after_a_rotation_succeed(
 ) -> None:
     sign_in(browser)
     provider.rotate()
-    provider.forge(keys_after_ms=1000)
-    browsers = [TestClient(browser.app) for _ in range(3)]
-    for other in browsers:
-        other.portal = browser.portal
+    provider.forge(after_ms={"/jwks": 1000})
+    browsers = [beside(browser) for _ in range(3)]
     returned = [Person().sign_in(begin(other), "ann") for other in browsers]
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(finish, browsers, returned))
     assert [answer.status_code for answer in answers] == [204, 204, 204]
+
+
+def test_a_stranger_with_many_rounds_does_not_stall_the_sign_ins_of_others(
+    settings: Settings, provider: RealProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They replay one round, and the provider is slow to refuse the code."""
+    monkeypatch.setattr(oidc_module, "ROUND_S", 4.0)
+    app = create_app(with_provider(settings, provider))
+    with TestClient(app) as browser, ThreadPoolExecutor(MAX_AT_ONCE + 4) as pool:
+        state = parse_qs(urlsplit(begin(browser)).query)["state"][0]
+        provider.forge(after_ms={"/token": 60_000})
+        strangers = [beside(browser, "192.0.2.1") for _ in range(MAX_AT_ONCE + 4)]
+        for stranger in strangers:
+            stranger.cookies.set(COOKIE, browser.cookies[COOKIE])
+        returned = {"state": state, "code": "of a stranger"}
+        stalled = [pool.submit(finish, stranger, returned) for stranger in strangers]
+        wait(stalled, timeout=1)
+        begin(browser)
+        assert not any(request.done() for request in stalled)
 
 
 def test_keys_and_open_sessions_go_on_while_the_provider_is_away(
