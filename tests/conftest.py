@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
 
 from service.db.engine import Database
 from service.operations.prepare import prepare
@@ -33,6 +35,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
+
+# No test is about speed, and other processes use the machine.
+examples.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples.load_profile("any")
 
 compile_once()
 read_certificates_once()
