@@ -28,7 +28,7 @@ from benchmarks import asking, dashboard, large, listening, peer, queries, scale
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client, serve
-from service.accounts.models import User
+from service.accounts.models import OWN, Project, ProjectMember, User
 from service.db.engine import Database
 from service.experiments.models import Device, Experiment, Held, Queue, Usage, Wait
 from service.queue import holds
@@ -178,10 +178,10 @@ LIMIT_MS = 10
 
 def claim(settings: Settings) -> Iterator[Figure]:
     """One claim, without its commit: the median among 10,000 queued experiments of 50 users, and
-    among 100,000 of 1,000 users."""
-    for waiting, users in ((10_000, USERS), (100_000, 1000)):
+    among 100,000 of 1,000 users, without and with 100 projects."""
+    for waiting, users, projects in ((10_000, USERS, 0), (100_000, 1000, 0), (100_000, 1000, 100)):
         with closing(Database(settings.url)) as database:
-            _fill(database, waiting, users)
+            _fill(database, waiting, users, projects)
             took, whole = [], []
             for i in range(CLAIMS_MADE):
                 began = time.perf_counter()
@@ -191,6 +191,7 @@ def claim(settings: Settings) -> Iterator[Figure]:
                     took.append(1000 * (time.perf_counter() - began))
                 whole.append(1000 * (time.perf_counter() - began))
         of = f"claim, {waiting:,} queued of {users:,} users"
+        of += f" and {projects} projects" if projects else ""
         yield Figure(f"{of}, p50", percentile(took, 50), "ms", at_most=LIMIT_MS)
         yield Figure(f"{of}, p99", percentile(took, 99), "ms")
         yield Figure(f"{of}, committed, p50", percentile(whole, 50), "ms")
@@ -290,8 +291,9 @@ def _analyze(database: Database) -> None:
             session.execute(text("ANALYZE"))
 
 
-def _fill(database: Database, waiting: int = 10_000, users: int = USERS) -> None:
-    """Fill the store with queued and finished experiments and the usage of each user."""
+def _fill(database: Database, waiting: int = 10_000, users: int = USERS, projects: int = 0) -> None:
+    """Fill the store with queued and finished experiments and the usage of each user. Every second
+    experiment of a user who is in a project is one of the project."""
     spec = SMALL
     devices = list(Device)
     with database.transaction() as session:
@@ -302,12 +304,15 @@ def _fill(database: Database, waiting: int = 10_000, users: int = USERS) -> None
         session.flush()
         for i in owners:
             used_s = 10.0 * i
-            session.merge(Usage(owner_id=i, settled_s=used_s, charged_s=used_s, as_of=time.time()))
+            used = {"settled_s": used_s, "charged_s": used_s, "as_of": time.time()}
+            session.merge(Usage(owner_id=i, project_id=OWN, **used))
+        in_project = _add_projects(session, owners, projects)
         first = int(session.scalar(select(func.max(Experiment.id))) or "0", 16) + 1
         rows = [
             {
                 "id": f"{i:032x}",
                 "owner_id": owners[i % users],
+                "project_id": in_project.get(owners[i % users], OWN) if i // users % 2 else OWN,
                 "spec": spec,
                 "tags": [],
                 "priority": i % 7,
@@ -318,6 +323,21 @@ def _fill(database: Database, waiting: int = 10_000, users: int = USERS) -> None
         ]
         session.execute(insert(Experiment), rows)
     _analyze(database)
+
+
+def _add_projects(session: Session, owners: Sequence[int], projects: int) -> dict[int, int]:
+    """Add projects with 1 to 10 members each, and their usage. Return one for each member."""
+    in_project = {}
+    for number in range(1, projects + 1):
+        session.add(Project(id=number, name=f"project {number}", shares=1 + number % 3))
+        session.flush()
+        for i in range(1 + number % 10):
+            owner = owners[(9 * number + i) % len(owners)]
+            in_project[owner] = number
+            session.add(ProjectMember(project_id=number, user_id=owner))
+            used = {"settled_s": 5.0 * owner, "charged_s": 5.0 * owner, "as_of": time.time()}
+            session.add(Usage(owner_id=owner, project_id=number, **used))
+    return in_project
 
 
 CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {

@@ -48,6 +48,42 @@ class User(Base):
     """Allows priorities above 100, which run before everyone else's."""
 
 
+OWN = 0
+"""Stands for a project where there is none: the experiment is its owner's own."""
+
+
+class Project(Base):
+    """A group of users with shares and limits of its own. Its id is never 0, and it is never
+    deleted, because experiments and usage refer to it."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), unique=True)
+    """Never changes, because the audit log refers to it."""
+    created_at: Mapped[float] = mapped_column(default=now())
+    closed_at: Mapped[float | None]
+    """Time since which it accepts no experiments. Those that it has still run."""
+    shares: Mapped[int] = mapped_column(default=1, server_default="1")
+    """Weight of all its members together, against users' own experiments and other projects."""
+    max_running: Mapped[int | None]
+    max_submitted: Mapped[int | None]
+    max_gpu_hours_a_day: Mapped[float | None]
+    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """The limits count the experiments of all members in it. Null: no limit."""
+
+
+class ProjectMember(Base):
+    """A member of a project, also a former one, whose experiments in the project still run."""
+
+    __tablename__ = "project_members"
+
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    left_at: Mapped[float | None]
+    """Null for a present member."""
+
+
 class ApiKey(Base):
     """An API key. Only the SHA-256 of its secret is stored."""
 

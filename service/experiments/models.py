@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.accounts.models import User
+from service.accounts.models import OWN, User
 from service.db.engine import Base, now, partial_index
 from service.db.visibility import Owned
 from service.sweeps.models import Sweep
@@ -58,7 +58,10 @@ STARTABLE = {
 }
 """Condition for experiments that workers of a queue may start. Queries repeat it word for word:
 with a parameter in its place no database would use its index."""
-STARTABLE_ORDER: list[str | TextClause] = ["owner_id", text("priority DESC"), "id", "memory_bytes"]
+STARTABLE_ORDER: list[str | TextClause] = [
+    *("owner_id", "project_id", text("priority DESC")),
+    *("id", "memory_bytes"),
+]
 
 
 def _device_of_spec(context: Any) -> str:
@@ -136,6 +139,8 @@ class Experiment(Owned, Base):
     """A UUID of version 7: ids increase with time."""
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     owner: Mapped[User] = relationship(lazy="raise")
+    project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
+    """Project to which its runs are charged; 0: its owner's own."""
     pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Protects the experiment against removal by age, by quotas, and by its owner."""
     deleted_at: Mapped[float | None]
@@ -237,6 +242,7 @@ class Attempt(Base):
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
+    project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
     queue: Mapped[str] = mapped_column(String(16))
     worker: Mapped[str] = mapped_column(String(200))
     started_at: Mapped[float]
@@ -277,11 +283,13 @@ class Total(Base):
 
 
 class Usage(Base):
-    """Usage of a user at `as_of`, in decayed slot-seconds of a CPU slot."""
+    """Usage of a user in a project, or of their own, at `as_of`: decayed slot-seconds of a CPU
+    slot."""
 
     __tablename__ = "usage"
 
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=OWN)
     settled_s: Mapped[float] = mapped_column(default=0.0)
     """Usage by folded attempts."""
     charged_s: Mapped[float] = mapped_column(default=0.0)

@@ -1,9 +1,10 @@
 """Claim the next experiment that a worker may run.
 
-Users take turns: the one with the least charged usage for its shares is first. A claim takes the
-user's experiment of the highest priority, then the oldest. Only one claim is made at a time, so
-that limits and memory hold. Every function takes a session and commits nothing. Times are the
-database's own (`now()`).
+Accounts take turns, which are projects and users' own: the one with the least charged usage for its
+shares is first. In a project its members take turns by their usage in it, for their shares. A claim
+takes the member's experiment of the highest priority, then the oldest. A lab without projects has
+the users' own accounts alone. Only one claim is made at a time, so that limits and memory hold.
+Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
 import math
@@ -31,6 +32,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import code_digest
 from mptcore.specs import known_families
+from service.accounts.models import OWN
 from service.db.engine import now
 from service.experiments.models import (
     STARTABLE,
@@ -44,6 +46,7 @@ from service.experiments.models import (
 from service.fair_share import FairShare
 from service.queue import lease, ledger
 from service.queue.lease import Claim
+from service.queue.ledger import Member
 from service.queue.rooms import Place, places
 from service.queue.workers import lock_claims
 from service.vocabulary import ROLE_SCOPES, Scope, Status
@@ -59,9 +62,11 @@ HEARD_OF_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A user with an experiment that the workers of a queue may start."""
+    """A user with an experiment, in one account, that the workers of a queue may start. Usage is
+    the user's in this account."""
 
     id: int
+    project_id: int
     settled_s: float | None
     """Settled usage; None if none is recorded."""
     charged_s: float
@@ -69,19 +74,24 @@ class Candidate:
     as_of: float
     """Time of both usages."""
     runs: Mapping[Queue, int]
+    """The user's runs in all accounts."""
     max_slots: Mapping[Queue, float]
     """Number of workers that the user's runs may use."""
     places_left: float
-    """Number of runs that the user may still start under its limit."""
+    """Number of runs that may still start under the limits of the user and of the project."""
     has_gpu_hours: bool
-    """False if the user has used up the GPU-hours of a day."""
+    """False if the user or the project has used up the GPU-hours of a day."""
     first_id: str
-    """The user's first experiment for the queue, with its device, family, priority and expected
-    memory."""
+    """The user's first experiment in the account for the queue, with its device, family, priority
+    and expected memory."""
     device: str
     family: str
     priority: int
     memory_bytes: int
+
+    @property
+    def member(self) -> Member:
+        return Member(self.id, self.project_id)
 
     @property
     def has_one_place(self) -> bool:
@@ -173,7 +183,7 @@ def choose(
         reserved = _RESERVED[queue].with_for_update(skip_locked=True) if lock else _RESERVED[queue]
         for row in session.execute(reserved, of_it).all():
             for user in candidates(session, queue, families, fair_share, *numbers):
-                if user.id == row.owner_id:
+                if user.member == (row.owner_id, row.project_id):
                     return user, row.id
     for user in candidates(session, queue, families, fair_share, *numbers):
         if queue == Queue.CPU and user.has_one_place and gpu_run_is_first(session, user, gpus):
@@ -189,7 +199,7 @@ def choose(
             is_next = False
         firsts: list[Row[str, int]] = []
         for gpu_room, of_room in gpu_rooms.items():
-            given = {"owner_id": user.id, "room": int(room), "families": of_room}
+            given = {**user.member._asdict(), "room": int(room), "families": of_room}
             firsts += session.execute(first, {**given, "gpu_room": gpu_room}).all()
         if firsts:
             return user, min(firsts, key=lambda row: (-row.priority, row.id)).id
@@ -232,24 +242,28 @@ def candidates(
     turn first. A claim nearly always takes one of the first, and the time of the query grows with
     the number of users that it returns, so it returns the others only if they are needed."""
     clock: float = session.execute(select(now())).scalar_one()
-    half_life_s, hours = fair_share.half_life_s, None
+    half_life_s, hours, project_hours = fair_share.half_life_s, None, None
     times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
-    known = set[int]()
+    known = set[Member]()
     for at_most in (FEW, ALL):
         given = {"roles": SUBMITTING, "at_most": at_most, "families": [*families], **times}
         rows = session.execute(_CANDIDATES[queue], given).all()
         is_limited = any(row.max_gpu_hours is not None for row in rows)
         if hours is None and (is_limited or fair_share.max_gpu_hours_a_day is not None):
             hours = ledger.gpu_hours_of_the_day(session)
+        if project_hours is None and any(row.project_max_gpu_hours is not None for row in rows):
+            project_hours = ledger.gpu_hours_of_the_day(session, Attempt.project_id)
         is_whole = len(rows) < at_most
         before_others = rows if is_whole else _before_others(rows)
         for row in sorted(before_others, key=_turn):
-            user = _candidate(row, clock, fair_share, cpu_workers, gpu_workers, hours or {})
-            if user.id not in known and user.may_begin(queue):
+            user = _candidate(
+                row, clock, fair_share, cpu_workers, gpu_workers, hours or {}, project_hours or {}
+            )
+            if user.member not in known and user.may_begin(queue):
                 yield user
         if is_whole:
             return
-        known |= {row.id for row in before_others}
+        known |= {Member(row.id, row.project_id) for row in before_others}
 
 
 def _candidate(
@@ -259,13 +273,19 @@ def _candidate(
     cpu_workers: int,
     gpu_workers: int,
     gpu_hours: Mapping[int, float],
+    project_gpu_hours: Mapping[int, float],
 ) -> Candidate:
     age_s = clock - (row.as_of or clock)
     max_running = fair_share.max_running if row.max_running is None else row.max_running
     max_hours = row.max_gpu_hours
     max_hours = fair_share.max_gpu_hours_a_day if max_hours is None else max_hours
+    limits = [(max_running, row.cpu_runs + row.gpu_runs)]
+    limits += [(row.project_max_running, row.project_runs)]
+    hours = [(max_hours, gpu_hours.get(row.id, 0.0))]
+    hours += [(row.project_max_gpu_hours, project_gpu_hours.get(row.project_id, 0.0))]
     return Candidate(
         id=row.id,
+        project_id=row.project_id,
         settled_s=None if row.as_of is None else fair_share.decayed(row.settled_s, age_s),
         charged_s=fair_share.decayed(row.charged_s, age_s),
         as_of=clock,
@@ -274,10 +294,8 @@ def _candidate(
             Queue.CPU: max_slots(fair_share, cpu_workers, row.submitters),
             Queue.GPU: max_slots(fair_share, gpu_workers, row.submitters),
         },
-        places_left=(
-            math.inf if max_running is None else max_running - row.cpu_runs - row.gpu_runs
-        ),
-        has_gpu_hours=max_hours is None or gpu_hours.get(row.id, 0.0) < max_hours,
+        places_left=min(math.inf if most is None else most - runs for most, runs in limits),
+        has_gpu_hours=all(most is None or used < most for most, used in hours),
         first_id=row.first_id,
         device=row.device,
         family=row.family,
@@ -286,10 +304,11 @@ def _candidate(
     )
 
 
-def _turn(row: Row[Any]) -> tuple[bool, float, str]:
-    """Sort key: priority above everyone's, then usage for the shares, then age."""
+def _turn(row: Row[Any]) -> tuple[bool, float, float, str]:
+    """Sort key: priority above everyone's, then usage for the shares of the account, then of the
+    member in it, then age."""
     jumps = row.may_jump and row.priority > MAX_PRIORITY
-    return not jumps, row.turn, row.first_id
+    return not jumps, row.turn, row.member_turn, row.first_id
 
 
 def _before_others(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
@@ -297,7 +316,8 @@ def _before_others(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
     these are. The database has the users who may jump first, whether or not they do."""
     if rows[-1].may_jump:
         return ()
-    return [row for row in rows if _turn(row)[:2] < (True, rows[-1].turn)]
+    last = (True, rows[-1].turn, rows[-1].member_turn)
+    return [row for row in rows if _turn(row)[:3] < last]
 
 
 def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
@@ -314,10 +334,10 @@ def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
 
 def gpu_run_is_first(session: Session, user: Candidate, gpus: Sequence[Place]) -> bool:
     """Return whether a CPU run would use the last place under the user's limit although a GPU run
-    of this user comes before it, which a GPU has the memory for."""
+    of this user in the same account comes before it, which a GPU has the memory for."""
     families = {family for place in gpus for family in place.families}
     gpu_bytes = max((place.room_without_ours for place in gpus), default=-1.0)
-    given = {"owner_id": user.id, "families": [*families]}
+    given = {**user.member._asdict(), "families": [*families]}
     gpu_run = session.execute(_FIRST_CUDA, given).one_or_none()
     if gpu_run is None or gpu_run.memory_bytes > gpu_bytes:
         return False
@@ -326,12 +346,12 @@ def gpu_run_is_first(session: Session, user: Candidate, gpus: Sequence[Place]) -
 
 def _charge(session: Session, user: Candidate, slot_s: float) -> None:
     """Charge a run in advance, so that slots that become free together go to several users."""
-    usage = {"owner_id": user.id, "charged_s": user.charged_s + slot_s, "as_of": user.as_of}
+    usage = {"charged_s": user.charged_s + slot_s, "as_of": user.as_of}
     if user.settled_s is None:
-        session.execute(insert(Usage).values(settled_s=0.0, **usage))
+        session.execute(insert(Usage).values(settled_s=0.0, **user.member._asdict(), **usage))
     else:
-        of_user = update(Usage).where(Usage.owner_id == user.id)
-        session.execute(of_user.values(settled_s=user.settled_s, **usage))
+        of_member = update(Usage).filter_by(**user.member._asdict())
+        session.execute(of_member.values(settled_s=user.settled_s, **usage))
 
 
 SUBMITTING = [role for role, scopes in ROLE_SCOPES.items() if Scope.SUBMIT in scopes]
@@ -345,37 +365,55 @@ _STARTABLE = {
     for queue, startable in STARTABLE.items()
 }
 # PostgreSQL refuses a power that is too small for a float, so old usage counts as none.
+_DECAYED_S = """CASE WHEN usage.as_of > :oldest AND usage.charged_s > 1e-9
+    THEN usage.charged_s * power(2.0, (usage.as_of - :clock) / :half_life_s) ELSE 0.0 END"""
 _CANDIDATES = {
     queue: text(f"""
-        SELECT users.*,
+        SELECT members.*,
             (SELECT count(*) FROM users WHERE disabled_at IS NULL AND role IN :roles) AS submitters,
             coalesce(running.cpu_runs, 0) AS cpu_runs, coalesce(running.gpu_runs, 0) AS gpu_runs,
+            CASE WHEN members.project_max_running IS NULL THEN 0 ELSE (
+                SELECT count(*) FROM experiments
+                WHERE status = 'running' AND project_id = members.project_id
+            ) END AS project_runs,
             first.id AS first_id, first.device, first.family, first.priority,
             coalesce(first.memory_bytes, 0) AS memory_bytes
         FROM (
-            SELECT users.id, users.shares, users.may_jump, users.max_running,
+            SELECT users.id, accounts.project_id, users.may_jump, users.max_running,
                 users.max_gpu_hours_a_day AS max_gpu_hours,
+                projects.max_running AS project_max_running,
+                projects.max_gpu_hours_a_day AS project_max_gpu_hours,
                 usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of,
-                CASE WHEN usage.as_of > :oldest AND usage.charged_s > 1e-9
-                    THEN usage.charged_s / users.shares
-                        * power(2.0, (usage.as_of - :clock) / :half_life_s)
-                    ELSE 0.0 END AS turn
-            FROM users
-            LEFT JOIN usage ON usage.owner_id = users.id
+                coalesce(of_project.used_s, {_DECAYED_S}) / coalesce(projects.shares, users.shares)
+                    AS turn,
+                {_DECAYED_S} / users.shares AS member_turn
+            FROM (
+                SELECT id AS user_id, {OWN} AS project_id FROM users
+                UNION ALL SELECT user_id, project_id FROM project_members
+            ) AS accounts
+            JOIN users ON users.id = accounts.user_id
+            LEFT JOIN projects ON projects.id = accounts.project_id
+            LEFT JOIN usage ON usage.owner_id = users.id AND usage.project_id = accounts.project_id
+            LEFT JOIN (
+                SELECT project_id, sum({_DECAYED_S}) AS used_s
+                FROM usage WHERE project_id <> {OWN} GROUP BY project_id
+            ) AS of_project ON of_project.project_id = accounts.project_id
             WHERE users.disabled_at IS NULL
-            ORDER BY users.may_jump DESC, turn
+            ORDER BY users.may_jump DESC, turn, member_turn
             LIMIT {ALL}
-        ) AS users
+        ) AS members
         JOIN experiments AS first ON first.id = (
-            SELECT id FROM experiments WHERE owner_id = users.id AND {startable}{OF_FAMILIES}
+            SELECT id FROM experiments
+            WHERE owner_id = members.id AND project_id = members.project_id
+                AND {startable}{OF_FAMILIES}
             ORDER BY priority DESC, id LIMIT 1
         )
         LEFT JOIN (
             SELECT owner_id, sum(CASE WHEN queue = 'cpu' THEN 1 ELSE 0 END) AS cpu_runs,
                 sum(CASE WHEN queue = 'gpu' THEN 1 ELSE 0 END) AS gpu_runs
             FROM experiments WHERE status = 'running' GROUP BY owner_id
-        ) AS running ON running.owner_id = users.id
-        ORDER BY users.may_jump DESC, users.turn
+        ) AS running ON running.owner_id = members.id
+        ORDER BY members.may_jump DESC, members.turn, members.member_turn
         LIMIT :at_most
     """).bindparams(
         bindparam("roles", expanding=True),
@@ -393,7 +431,7 @@ _FIRST: dict[Queue, Select[str, int]] = {
     queue: select(column("id", String), column("priority", Integer))
     .select_from(text("experiments"))
     .where(
-        text("owner_id = :owner_id"),
+        text("owner_id = :owner_id AND project_id = :project_id"),
         text(STARTABLE[queue] + OF_FAMILIES).bindparams(FAMILIES),
         text(_HAS_ROOM[queue]),
     )
@@ -401,8 +439,8 @@ _FIRST: dict[Queue, Select[str, int]] = {
     .limit(1)
     for queue in Queue
 }
-_RESERVED: dict[Queue, Select[str, int]] = {
-    queue: select(column("id", String), column("owner_id", Integer))
+_RESERVED: dict[Queue, Select[str, int, int]] = {
+    queue: select(column("id", String), column("owner_id", Integer), column("project_id", Integer))
     .select_from(text("experiments"))
     .where(
         text("id = :id"),
@@ -413,7 +451,8 @@ _RESERVED: dict[Queue, Select[str, int]] = {
 }
 _FIRST_CUDA = text(
     "SELECT id, priority, coalesce(memory_bytes, 0) AS memory_bytes FROM experiments"
-    f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}{OF_FAMILIES}"
+    f" WHERE owner_id = :owner_id AND project_id = :project_id"
+    f" AND {STARTABLE[Queue.GPU]}{OF_FAMILIES}"
     " AND device = 'cuda' ORDER BY priority DESC, id LIMIT 1"
 ).bindparams(FAMILIES)
 _TAKE = (
@@ -457,9 +496,10 @@ _USE_RESERVATION = (
     .execution_options(synchronize_session=False)
 )
 _BEGIN = insert(Attempt.metadata.tables[Attempt.__tablename__]).from_select(
-    ["experiment_id", "attempt", "owner_id", "queue", "worker", "started_at", "family",
-     "estimated_bytes"],
-    select(Experiment.id, Experiment.attempt, Experiment.owner_id, Experiment.queue,
-           Experiment.worker, now(), Experiment.family, Experiment.estimated_bytes)
+    ["experiment_id", "attempt", "owner_id", "project_id", "queue", "worker", "started_at",
+     "family", "estimated_bytes"],
+    select(Experiment.id, Experiment.attempt, Experiment.owner_id, Experiment.project_id,
+           Experiment.queue, Experiment.worker, now(), Experiment.family,
+           Experiment.estimated_bytes)
     .where(Experiment.id == bindparam("chosen")),
 )  # fmt: skip

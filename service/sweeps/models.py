@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.accounts.models import User
+from service.accounts.models import OWN, User
 from service.db.engine import Base, now
 from service.db.visibility import Owned
 
@@ -19,6 +19,8 @@ class Sweep(Owned, Base):
 
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     owner: Mapped[User] = relationship(lazy="raise")
+    project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
+    """Project of its points; 0: their owner's own."""
     deleted_at: Mapped[float | None]
     name: Mapped[str | None] = mapped_column(String(200))
     tags: Mapped[list[str]] = mapped_column(JSON)

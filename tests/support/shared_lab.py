@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import event, select, update
 from uuid6 import uuid7
 
-from service.accounts.models import User
+from service.accounts.models import OWN, Project, ProjectMember, User
 from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
@@ -23,7 +23,7 @@ from tests.support.ppca_spec import spec_on
 from tests.support.starting import fold, start_next
 from tests.support.stored import submit
 
-LIKE = ("owner_id", "tags", "priority", "spec", "device")
+LIKE = ("owner_id", "project_id", "tags", "priority", "spec", "device")
 WITHIN_S = 1e12
 
 
@@ -40,6 +40,7 @@ class SharedLab:
                      Queue.GPU: [f"gpu{i}" for i in range(gpus)]}  # fmt: skip
         self.lengths: dict[str, float] = {}
         self.owners: dict[str, int] = {}
+        self.projects: dict[str, int] = {}
         self.starts: list[tuple[float, int, str]] = []
         self._running: list[tuple[float, str, Queue, str, Claim]] = []
         for queue, names in self.idle.items():
@@ -61,8 +62,23 @@ class SharedLab:
             session.flush()
             return made.id
 
+    def project(self, name: str, members: Iterable[int], **columns: Any) -> int:
+        """A new project's id."""
+        with self.database.transaction() as session:
+            made = Project(name=name, **columns)
+            session.add(made)
+            session.flush()
+            session.add_all(ProjectMember(project_id=made.id, user_id=one) for one in members)
+            return made.id
+
     def submit(
-        self, owner: int, count: int, length_s: float, device: str = "cpu", priority: int = 0
+        self,
+        owner: int,
+        count: int,
+        length_s: float,
+        device: str = "cpu",
+        priority: int = 0,
+        project: int = OWN,
     ) -> list[str]:
         """Submit this number of experiments with this duration: the first through the API's
         functions, the others as copies."""
@@ -70,12 +86,13 @@ class SharedLab:
         submission = Submission.model_validate(value)
         with self.database.transaction() as session:
             first = submit(session, owner, submission, fair_share=self.fair_share)
+            first.project_id = project
             kept = {name: getattr(first, name) for name in LIKE}
             others = [Experiment(id=uuid7().hex, **kept) for _ in range(count - 1)]
             session.add_all(others)
         made = [first.id, *(one.id for one in others)]
         for one in made:
-            self.lengths[one], self.owners[one] = length_s, owner
+            self.lengths[one], self.owners[one], self.projects[one] = length_s, owner, project
         return made
 
     def run(self, for_s: float = float("inf")) -> None:
