@@ -78,7 +78,9 @@ class Candidate:
     max_slots: Mapping[Queue, float]
     """Number of workers that the user's runs may use."""
     places_left: float
-    """Number of runs that may still start under the limits of the user and of the project."""
+    """Number of runs that the user may still start under its limit."""
+    project_places_left: float
+    """Number of runs that may still start under the project's limit."""
     has_gpu_hours: bool
     """False if the user or the project has used up the GPU-hours of a day."""
     first_id: str
@@ -96,11 +98,12 @@ class Candidate:
     @property
     def has_one_place(self) -> bool:
         """True if one more run may start, also on a GPU worker."""
-        return self.places_left == 1 and self.has_gpu_hours
+        return min(self.places_left, self.project_places_left) == 1 and self.has_gpu_hours
 
     def may_begin(self, queue: Queue) -> bool:
         """Return whether another run of this user may start on such a worker."""
-        has_slot = self.places_left > 0 and self.runs[queue] < self.max_slots[queue]
+        has_place = min(self.places_left, self.project_places_left) > 0
+        has_slot = has_place and self.runs[queue] < self.max_slots[queue]
         return has_slot and (queue == Queue.CPU or self.has_gpu_hours)
 
 
@@ -279,8 +282,7 @@ def _candidate(
     max_running = fair_share.max_running if row.max_running is None else row.max_running
     max_hours = row.max_gpu_hours
     max_hours = fair_share.max_gpu_hours_a_day if max_hours is None else max_hours
-    limits = [(max_running, row.cpu_runs + row.gpu_runs)]
-    limits += [(row.project_max_running, row.project_runs)]
+    most = row.project_max_running
     hours = [(max_hours, gpu_hours.get(row.id, 0.0))]
     hours += [(row.project_max_gpu_hours, project_gpu_hours.get(row.project_id, 0.0))]
     return Candidate(
@@ -294,8 +296,11 @@ def _candidate(
             Queue.CPU: max_slots(fair_share, cpu_workers, row.submitters),
             Queue.GPU: max_slots(fair_share, gpu_workers, row.submitters),
         },
-        places_left=min(math.inf if most is None else most - runs for most, runs in limits),
-        has_gpu_hours=all(most is None or used < most for most, used in hours),
+        places_left=(
+            math.inf if max_running is None else max_running - row.cpu_runs - row.gpu_runs
+        ),
+        project_places_left=math.inf if most is None else most - row.project_runs,
+        has_gpu_hours=all(limit is None or used < limit for limit, used in hours),
         first_id=row.first_id,
         device=row.device,
         family=row.family,

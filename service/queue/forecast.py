@@ -12,8 +12,10 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
+from service.accounts.models import OWN
 from service.db.engine import now
 from service.experiments.models import Attempt, Experiment, Queue
+from service.queue.ledger import Member
 from service.vocabulary import Status
 
 MAX_ENDED = 100
@@ -29,6 +31,7 @@ class Running:
 
     owner_id: int
     end: float | None
+    project_id: int = OWN
     experiment_id: str = ""
     worker_id: str = ""
     priority: int = 0
@@ -41,6 +44,10 @@ class Running:
     gives_way_to: str | None = None
     """Experiment that it is asked to give way to, and its owner."""
     other_owner_id: int | None = None
+
+    @property
+    def member(self) -> Member:
+        return Member(self.owner_id, self.project_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ _OTHER = aliased(Experiment)
 _RUNNING = (
     select(
         Attempt.owner_id,
+        Attempt.project_id,
         Attempt.queue,
         Attempt.attempt,
         Attempt.started_at,
@@ -108,6 +116,7 @@ def forecasts(session: Session) -> dict[Queue, Forecast]:
         running = [
             Running(
                 owner_id=row.owner_id,
+                project_id=row.project_id,
                 end=expected_end(row, mean_s, clock),
                 experiment_id=row.experiment_id,
                 worker_id=row.worker,

@@ -1,7 +1,9 @@
 """Runs that give way, so that users share the slots over time.
 
-If an experiment waits only for a slot, a run that has had its slice and whose owner has more usage
-for their shares saves a checkpoint and returns to the queue. The controller decides which one every
+If an experiment waits only for a slot, a run that has had its slice and whose account has more
+usage for its shares saves a checkpoint and returns to the queue. In a project, members are compared
+in the same way by their usage in it. No run gives way to an experiment of its own owner, in
+whatever account. The controller decides which one every
 few seconds, and changes its mind if another slot becomes free. Every function takes a session and
 commits nothing. Times are the database's own (`now()`).
 """
@@ -16,6 +18,7 @@ from typing import Any
 from sqlalchemy import case, exists, select, text, update
 from sqlalchemy.orm import Session, aliased
 
+from service.accounts.models import OWN
 from service.db.engine import now
 from service.experiments.models import GAVE_WAY, STARTABLE, Attempt, Experiment, Queue
 from service.fair_share import FairShare
@@ -32,8 +35,9 @@ from service.queue.claims import (
     gpu_run_is_first,
 )
 from service.queue.forecast import expected_end, mean_length_s
-from service.queue.ledger import slot_weight
+from service.queue.ledger import Member, slot_weight
 from service.queue.rooms import Place
+from service.queue.shares import Level
 from service.vocabulary import DesiredState, Status
 from service.workers.models import Worker
 
@@ -55,8 +59,8 @@ class Run:
     experiment_id: str
     worker_id: str
     owner_id: int
-    usage: float
-    """Usage of its owner for their shares."""
+    usage: Level
+    """Usage for the shares of its account, and of its owner in that."""
     jumps: bool
     """True if its priority is above everyone's."""
     lasted_s: float
@@ -77,8 +81,8 @@ class Waiting:
 
     experiment_id: str
     owner_id: int
-    usage: float
-    """Usage of its owner for their shares."""
+    usage: Level
+    """Usage for the shares of its account, and of its owner in that."""
     jumps: bool
     is_next: bool
     """True if it is the next in turn: a worker keeps memory for it."""
@@ -86,6 +90,13 @@ class Waiting:
     memory_bytes: int
     waited_s: float
     """Time since it was submitted or its last attempt ended."""
+    project_id: int = OWN
+    project_places: float = math.inf
+    """Number of runs that may still start under the project's limit."""
+
+    @property
+    def member(self) -> Member:
+        return Member(self.owner_id, self.project_id)
 
 
 def may_displace(waiting: Waiting, run: Run, slice_s: float) -> bool:
@@ -97,7 +108,7 @@ def may_displace(waiting: Waiting, run: Run, slice_s: float) -> bool:
         return False
     if waiting.jumps and not run.jumps:
         return not run.gave_way_before or run.lasted_s >= UNDISTURBED * slice_s
-    is_before = waiting.jumps == run.jumps and waiting.usage < run.usage
+    is_before = waiting.jumps == run.jumps and waiting.usage.is_below(run.usage)
     return is_before and run.lasted_s >= slice_s
 
 
@@ -124,8 +135,8 @@ class Plan:
     gives_way_to: dict[str, str] = field(default_factory=dict)
     reserved_for: dict[str, str] = field(default_factory=dict)
     """The experiment that each of these workers starts next."""
-    owners: dict[str, int] = field(default_factory=dict)
-    """The owners of these experiments."""
+    members: dict[str, Member] = field(default_factory=dict)
+    """The owners of these experiments, with the accounts."""
     ended: set[str] = field(default_factory=set)
     """Workers whose runs end soon or give way."""
     spoken_for: set[str] = field(default_factory=set)
@@ -145,6 +156,13 @@ class Plan:
         soon_s = ENDS_SOON * self.slice_s
         return all(run and run.left_s > soon_s and run.lasted_s < self.slice_s for run in runs)
 
+    def may_serve(self, waiting: Waiting) -> bool:
+        """Return whether its owner has no other place yet, and the project has one left."""
+        served = self.members.values()
+        of_project = sum(one.project_id == waiting.project_id for one in served)
+        has_other = any(one.owner_id == waiting.owner_id for one in served)
+        return not has_other and of_project < waiting.project_places
+
     def serve(self, waiting: Waiting) -> bool:
         """Choose runs that make room for an experiment. Return whether that is possible."""
         ways = [
@@ -158,7 +176,7 @@ class Plan:
             return False
         _, place, ending = min(ways, key=lambda way: way[0])
         self.reserved_for[place.worker_id] = waiting.experiment_id
-        self.owners[waiting.experiment_id] = waiting.owner_id
+        self.members[waiting.experiment_id] = waiting.member
         self.spoken_for |= {place.worker_id, *(run.worker_id for run in ending)}
         self.ended |= {run.worker_id for run in ending}
         for memory in place.memories:
@@ -225,13 +243,14 @@ class Plan:
         return [run for run in runs if may_displace(waiting, run, self.slice_s)]
 
     def _cost(self, waiting: Waiting, runs: Sequence[Run]) -> tuple[float, ...]:
-        """Sort key: few runs that give way, those that are asked already, those of the owners with
-        the most usage, the longest."""
+        """Sort key: few runs that give way, those that are asked already, those of the
+        accounts and the owners with the most usage, the longest."""
         giving = self._giving(waiting, runs)
         return (
             len(giving),
             sum(run.gives_way_to is None for run in giving),
-            -sum(run.usage for run in giving),
+            -sum(run.usage.of_account for run in giving),
+            -sum(run.usage.in_account for run in giving),
             -sum(run.lasted_s for run in giving),
         )
 
@@ -243,15 +262,15 @@ def plan(
     slice_s: float,
 ) -> Plan:
     """Return which runs of a queue give way, and which workers are reserved. `waiting` has the
-    experiments of each user that only wait for a place, the users in the order in which they are
-    served. Each gets one place, for the first experiment that can have one."""
+    experiments of each member of an account that only wait for a place, the members in the order in
+    which they are served. Each user gets one place, for the first experiment that can have one."""
     usable = [place for place in places if not place.store_full]
     chosen = Plan(slice_s, usable, {run.worker_id: run for run in runs})
     for of_user in waiting:
         jumps = False
         for one in of_user:
             jumps = jumps or one.jumps
-            if chosen.serve(one):
+            if not chosen.may_serve(one) or chosen.serve(one):
                 break
         if not jumps and chosen.is_full:  # a lab may have many more users than workers
             break
@@ -264,7 +283,7 @@ def choose_all(session: Session, fair_share: FairShare, all_places: Sequence[Pla
         return Decision({}, {})
     gives_way_to: dict[str, str] = {}
     reserved_for: dict[str, str] = {}
-    served: dict[str, int] = {}  # the owners of experiments that have a place
+    served: dict[str, Member] = {}  # the owners of experiments that have a place
     usable = [place for place in all_places if place.drained_until is None]
     for queue in (Queue.GPU, Queue.CPU):
         places = [place for place in usable if place.queue == queue]
@@ -276,10 +295,13 @@ def choose_all(session: Session, fair_share: FairShare, all_places: Sequence[Pla
         mean_s = mean_length_s(session, queue)
         left_s = {row.id: _left_s(row, mean_s, clock) for row in rows}
         users = _users(session, fair_share, queue, rows, left_s, clock)
-        runs = [_run(row, users[row.owner_id], left_s[row.id], clock) for row in rows]
+        runs = [
+            _run(row, users[Member(row.owner_id, row.project_id)], left_s[row.id], clock)
+            for row in rows
+        ]
         waiting = _waiting(session, queue, fair_share, usable, users, served, clock)
         chosen = plan(waiting, runs, places, fair_share.slice_s)
-        served |= chosen.owners
+        served |= chosen.members
         gives_way_to |= chosen.gives_way_to
         reserved_for |= chosen.reserved_for
     busy = {place.worker_id for place in usable if not place.is_idle}
@@ -322,6 +344,7 @@ _RUNS = (
     select(
         Experiment.id,
         Experiment.owner_id,
+        Experiment.project_id,
         Experiment.worker,
         Experiment.priority,
         Experiment.desired_state,
@@ -354,11 +377,11 @@ _RUNS = (
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """A user in the comparison of runs and waiting experiments."""
+    """A user in one account in the comparison of runs and waiting experiments."""
 
-    usage: float
-    """Usage for the user's shares, in seconds of a CPU slot, with what current runs will use in
-    their slices: nobody gets a second slot before those with hardly more usage have their first."""
+    usage: Level
+    """Usage for the shares, in seconds of a CPU slot, with what current runs will use in their
+    slices: nobody gets a second slot before those with hardly more usage have their first."""
     may_jump: bool
 
     def jumps(self, priority: int) -> bool:
@@ -373,18 +396,17 @@ def _users(
     runs: Sequence[Any],
     left_s: Mapping[str, float],
     clock: float,
-) -> dict[int, _User]:
-    """Return all users by id, given the current runs of a queue and the expected times to their
-    ends."""
-    to_come = defaultdict[int, float](float)
+) -> dict[Member, _User]:
+    """Return all users in all their accounts, given the current runs of a queue and the expected
+    times to their ends."""
+    to_come_s = defaultdict[Member, float](float)
     for run in runs:
         of_slice_s = max(0.0, run.started_at + fair_share.slice_s - clock)
         seconds = min(of_slice_s, left_s[run.id])
-        to_come[run.owner_id] += slot_weight(fair_share, queue) * seconds
-    return {
-        one.owner_id: _User((one.charged_s + to_come[one.owner_id]) / one.shares, one.may_jump)
-        for one in shares.standings(session, fair_share)
-    }
+        to_come_s[Member(run.owner_id, run.project_id)] += slot_weight(fair_share, queue) * seconds
+    standings = shares.standings(session, fair_share)
+    levels = shares.levels(standings, to_come_s)
+    return {one.member: _User(levels[one.member], one.may_jump) for one in standings}
 
 
 def _left_s(run: Any, mean_s: float | None, clock: float) -> float:
@@ -415,7 +437,8 @@ _FIRST = {
     queue: text(
         "SELECT id, family, priority, coalesce(memory_bytes, 0) AS memory_bytes,"
         " created_at, (SELECT max(ended_at) FROM attempts WHERE experiment_id = experiments.id)"
-        f" AS ended_at FROM experiments WHERE owner_id = :owner_id AND {startable}{OF_FAMILIES}"
+        " AS ended_at FROM experiments WHERE owner_id = :owner_id AND project_id = :project_id"
+        f" AND {startable}{OF_FAMILIES}"
         " AND coalesce(memory_bytes, 0) <= :room ORDER BY priority DESC, id LIMIT 1"
     ).bindparams(FAMILIES)
     for queue, startable in STARTABLE.items()
@@ -427,29 +450,32 @@ def _waiting(
     queue: Queue,
     fair_share: FairShare,
     places: Sequence[Place],
-    users: Mapping[int, _User],
-    served: Mapping[str, int],
+    users: Mapping[Member, _User],
+    served: Mapping[str, Member],
     clock: float,
 ) -> Iterator[Iterator[Waiting]]:
-    """Yield the next experiments of each user who may begin a run in this queue: the users that
-    jump first, then by usage. `served` has the experiments that have a place in another queue, with
-    their owners."""
+    """Yield the next experiments of each user, in each account, who may begin a run in this queue:
+    those that jump first, then by usage. `served` has the experiments that have a place in another
+    queue, with their owners."""
     workers = [place for place in places if place.queue == queue]
     gpus = [place for place in places if place.queue == Queue.GPU]
     families = frozenset[str]().union(*(place.families for place in workers))
-    numbers, others = (len(workers), len(gpus)), Counter(served.values())
+    numbers = len(workers), len(gpus)
+    others = Counter(one.owner_id for one in served.values())
+    of_projects = Counter(one.project_id for one in served.values())
     found = candidates(session, queue, families, fair_share, *numbers)
     next_in_turn = None
 
-    def turn(user: Candidate) -> tuple[bool, float, str]:
-        return not users[user.id].jumps(user.priority), users[user.id].usage, user.first_id
+    def turn(user: Candidate) -> tuple[bool, tuple[float, float], str]:
+        of_member = users[user.member]
+        return not of_member.jumps(user.priority), of_member.usage.order, user.first_id
 
     def of_user(user: Candidate) -> Iterator[Waiting]:
         """Yield the first experiment, then the first ones of other families. Memory is kept for the
         first alone."""
         left = set(families)
         while left:
-            given = {"owner_id": user.id, "families": [*left], "room": room}
+            given = {**user.member._asdict(), "families": [*left], "room": room}
             row = session.execute(_FIRST[queue], given).one_or_none()
             if row is None or row.id in served:
                 return
@@ -457,17 +483,19 @@ def _waiting(
             yield Waiting(
                 experiment_id=row.id,
                 owner_id=user.id,
-                usage=users[user.id].usage,
-                jumps=users[user.id].jumps(row.priority),
-                is_next=user.id == next_in_turn and len(left) == len(families) - 1,
+                usage=users[user.member].usage,
+                jumps=users[user.member].jumps(row.priority),
+                is_next=user.member == next_in_turn and len(left) == len(families) - 1,
                 family=row.family,
                 memory_bytes=row.memory_bytes,
                 waited_s=max(0.0, clock - max(row.created_at, row.ended_at or 0.0)),
+                project_id=user.project_id,
+                project_places=user.project_places_left - of_projects[user.project_id],
             )
 
     room = int(min(max(place.room_without_ours for place in workers), MAX_BYTES))
     while some := [*islice(found, FEW)]:
-        next_in_turn = next_in_turn or some[0].id
+        next_in_turn = next_in_turn or some[0].member
         for user in sorted(some, key=turn):
             is_left_to_gpu = queue == Queue.CPU and user.has_one_place
             if is_left_to_gpu and gpu_run_is_first(session, user, gpus):

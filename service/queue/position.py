@@ -8,11 +8,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.accounts.models import OWN
 from service.db.engine import moment
 from service.experiments.models import DEVICES, Device, Experiment, Queue
 from service.queue import forecast, holds, turns
 from service.queue.claims import MAX_PRIORITY
 from service.queue.forecast import rounded
+from service.queue.ledger import Member
 from service.queue.rooms import Place, SharedMemory
 from service.queue.schemas import QueuePosition
 from service.queue.shares import First
@@ -37,7 +39,7 @@ def queue_positions(
     queued = [row for row in experiments if row.status == Status.QUEUED]
     if not queued:
         return {}
-    snapshot = queue_snapshots.of(session, {row.owner_id for row in queued})
+    snapshot = queue_snapshots.of(session, {member_of(row) for row in queued})
     positions = {
         row.id: _queue_position(row, snapshot, reader_id in (None, row.owner_id)) for row in queued
     }
@@ -54,8 +56,13 @@ def position_of_next(
     queue_snapshots: QueueSnapshots,
 ) -> QueuePosition:
     """Return the position of an experiment that would be submitted now with these columns."""
-    experiment = Experiment(id=LAST, owner_id=owner_id, **columns)
-    return _queue_position(experiment, queue_snapshots.of(session, {owner_id}))
+    experiment = Experiment(id=LAST, owner_id=owner_id, **{"project_id": OWN, **columns})
+    return _queue_position(experiment, queue_snapshots.of(session, {member_of(experiment)}))
+
+
+def member_of(experiment: Experiment) -> Member:
+    """Return the account that an experiment is charged to."""
+    return Member(experiment.owner_id, experiment.project_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +124,12 @@ def _expected(
     """Return how many experiments start before this one on workers of the queue, and when it
     starts: when a slot is free for it, also under its user's limits. None: it is not known. Without
     memory for it, an idle worker does not count."""
-    user, order = snapshot.standings[experiment.owner_id], snapshot.order(queue)
+    member = member_of(experiment)
+    user, order = snapshot.standings[member], snapshot.order(queue)
     rank, expected = First(experiment.priority, experiment.id), snapshot.forecasts[queue]
-    groups = snapshot.groups(user.owner_id, DEVICES[queue])
+    groups = snapshot.groups(member, DEVICES[queue])
     first_id = groups[0].first.id if groups else experiment.id
-    before = snapshot.own_before(user.owner_id, rank, DEVICES[queue])
+    before = snapshot.own_before(member, rank, DEVICES[queue])
     jumps = user.may_jump and experiment.priority > MAX_PRIORITY
     position = order.position(user, first_id, before, jumps)
     idle = _idle(experiment.family, queue, snapshot) if has_memory else 0
@@ -130,9 +138,14 @@ def _expected(
         room = int(order.max_slots) - user.under_way[queue]
         starts.append(expected.start_after(before, room, expected.of(user.owner_id)))
     if user.max_running is not None:
-        of_all = snapshot.own_before(user.owner_id, rank, tuple(Device))
+        of_all = snapshot.own_before(member, rank, tuple(Device))
         running = [run for each in snapshot.forecasts.values() for run in each.of(user.owner_id)]
         starts.append(expected.start_after(of_all, user.max_running - user.running, running))
+    if (most := user.account.max_running) is not None:
+        in_project = order.position_in_project(user, first_id, before, jumps)
+        running = [run for each in snapshot.forecasts.values() for run in each.running
+                   if run.project_id == user.project_id]  # fmt: skip
+        starts.append(expected.start_after(in_project, most - user.account.running, running))
     known = [start for start in starts if start is not None]
     return position, rounded(max(known), expected.clock) if len(known) == len(starts) else None
 
@@ -162,14 +175,25 @@ def _reason(
     served = [queue for queue in served if not snapshot.slots[queue].store_full]
     if not served:
         return STORE_FULL, ()
-    user = snapshot.standings[experiment.owner_id]
+    user, member = snapshot.standings[member_of(experiment)], member_of(experiment)
     if user.is_disabled:
         return "its owner is disabled: it starts once an admin enables the user", ()
     if user.is_at_limit:
         reason = f"{user.running} of your runs are running, your limit is {user.max_running}"
         reason = reason if is_readers else "its owner has the maximum number of running experiments"
         return reason, served
+    if user.account.is_at_limit:
+        running, most = user.account.running, user.account.max_running
+        reason = (
+            f"{running} runs of project {user.account.project} are running, its limit is {most}"
+        )
+        return (reason if is_readers else "its project has the maximum number of runs"), served
     served = [queue for queue in served if user.may_begin(queue)]
+    if not served and user.account.has_spent_gpu_hours:
+        hours = f"{user.account.gpu_hours:.3g} GPU-hours within the last 24"
+        limit = f"its limit is {user.account.max_gpu_hours:g}"
+        reason = f"project {user.account.project} had {hours}, {limit}"
+        return reason if is_readers else "its project has used up the GPU-hours of a day", ()
     if not served:
         hours = f"{user.gpu_hours:.3g} GPU-hours within the last 24"
         reason = f"you had {hours}, your limit is {user.max_gpu_hours:g}"
@@ -181,9 +205,12 @@ def _reason(
         reason = f"your runs have all {kinds} workers but {spare}, kept for other users"
         reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
         return reason, served
-    gpu_run_is_first = user.has_one_place and snapshot.gpu_run_is_first(user.owner_id)
+    gpu_run_is_first = user.has_one_place and snapshot.gpu_run_is_first(member)
     if free == [Queue.CPU] and snapshot.places[Queue.GPU] and gpu_run_is_first:
-        reason = f"your limit is {user.max_running}, and your GPU run before it has the last place"
+        is_users = user.max_running is not None and user.running + 1 == user.max_running
+        whose = "your limit" if is_users else f"the limit of project {user.account.project}"
+        most = user.max_running if is_users else user.account.max_running
+        reason = f"{whose} is {most}, and your GPU run before it has the last place"
         return reason if is_readers else "a GPU run of its owner's before it has the last place", ()
     with_room = [queue for queue in free if short[queue] is None]
     if with_room:

@@ -12,6 +12,7 @@ from service.experiments import store
 from service.experiments.titles import titles_of
 from service.queue import quota, shares, turns
 from service.queue.forecast import Running
+from service.queue.ledger import Member
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuedOut, QueueOut, SlotOut, UsageList, UsageOut
 from service.queue.snapshot import QueueSnapshot
@@ -34,11 +35,11 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         waiting = store.next_in_turn(session, user.id, SHOWN)
         found = queue_positions(session, waiting, queue_snapshots)
         titles = titles_of(session, waiting, user)
-        slots = _slots(session, queue_snapshots.of(session, {user.id}), user)
+        slots = _slots(session, queue_snapshots.of(session, {Member(user.id)}), user)
         submitted, most = quota.submitted_of(session, user.id, fair_share)
         kept_bytes = quota.kept(session, user.id)
         max_bytes = quota.limit(session, user.id, fair_share)
-    mine = next(one for one in standings if one.owner_id == user.id)
+    mine = next(one for one in standings if one.member == Member(user.id))
     return QueueOut(
         running=mine.running,
         max_running=mine.max_running,
@@ -75,7 +76,7 @@ def _slot(slot: Slot, snapshot: QueueSnapshot, titles: Mapping[str, str]) -> Slo
         worker=slot.place.worker_id,
         name=turns.slot_name(slot.place),
         queue=slot.place.queue,
-        owner=None if run is None else snapshot.standings[run.owner_id].name,
+        owner=None if run is None else snapshot.standings[run.member].name,
         experiment_id=id,
         title=None if id is None else titles[id],
         since=None if run is None else moment(run.started_at),
@@ -90,7 +91,7 @@ def _other(run: Running, snapshot: QueueSnapshot, titles: Mapping[str, str]) -> 
     """Return the experiment that a run is asked to give way to, in words for the reader."""
     if run.gives_way_to is None or run.other_owner_id is None:
         return None
-    name = snapshot.standings[run.other_owner_id].name
+    name = snapshot.standings[Member(run.other_owner_id)].name
     return f"{name}'s {titles.get(run.gives_way_to, 'run')}"
 
 
@@ -102,7 +103,7 @@ def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: A
         standings = shares.standings(session, queue_snapshots.fair_share)
         submitters = shares.submitters(session)
         kept = quota.kept_by_user(session)
-    standings.sort(key=lambda one: -one.charged_s)
+    own = sorted((one for one in standings if not one.project_id), key=lambda one: -one.charged_s)
     return UsageList(
         items=[
             UsageOut(
@@ -111,6 +112,6 @@ def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: A
                 kept_bytes=kept[one.owner_id],
                 share=shares.share_of(one.owner_id, standings, submitters),
             )
-            for one in standings
+            for one in own
         ]
     )

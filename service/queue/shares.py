@@ -1,22 +1,22 @@
-"""Standings of the users: their usage and limits, with Slurm's terms.
+"""Standings of the users and the projects: their usage and limits, with Slurm's terms.
 
 Every function takes a session and commits nothing.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
-from service.accounts.models import User
+from service.accounts.models import OWN, Project, ProjectMember, User
 from service.db.engine import now
-from service.experiments.models import Experiment, Queue, Usage
+from service.experiments.models import Attempt, Experiment, Queue, Usage
 from service.fair_share import FairShare
-from service.queue.ledger import gpu_hours_of_the_day
+from service.queue.ledger import Member, gpu_hours_of_the_day
 from service.queue.schemas import Share
 from service.vocabulary import ROLE_SCOPES, Role, Scope, Status
 
@@ -35,10 +35,58 @@ class First:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """A project, or a user's own account, at one moment. A user's own has no limits but the
+    user's."""
+
+    project: str | None
+    """Name of the project; None: the user's own."""
+    shares: int
+    charged_s: float
+    """Usage of all members, as of a `Standing`."""
+    max_running: int | None = None
+    running: int = 0
+    max_gpu_hours: float | None = None
+    gpu_hours: float = 0.0
+
+    @property
+    def is_at_limit(self) -> bool:
+        return self.max_running is not None and self.running >= self.max_running
+
+    @property
+    def has_spent_gpu_hours(self) -> bool:
+        return self.max_gpu_hours is not None and self.gpu_hours >= self.max_gpu_hours
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Usage for the shares on both levels of fair share."""
+
+    account: tuple[int, int]
+    of_account: float
+    in_account: float
+    """Usage of the member in the account."""
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Order in which members have their turns."""
+        return self.of_account, self.in_account
+
+    def is_below(self, other: "Level") -> bool:
+        """Return whether a member comes before another: of two accounts the one with less usage, in
+        one account the member with less."""
+        if self.account == other.account:
+            return self.in_account < other.in_account
+        return self.of_account < other.of_account
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
-    """A user at one moment. Usage is in decayed slot-seconds of a CPU slot."""
+    """A user in one account at one moment. Usage is in decayed slot-seconds of a CPU slot."""
 
     owner_id: int
+    project_id: int
+    account: Account
     name: str
     shares: int
     is_disabled: bool
@@ -51,9 +99,13 @@ class Standing:
     gpu_hours: float
     """Hours of GPU slots within the last 24 hours, not decayed; 0 if no user has such a limit."""
     charged_s: float
-    """Decayed usage, with current runs charged in advance: what claims compare."""
+    """Decayed usage in the account, with current runs charged in advance: what claims compare."""
     under_way: Mapping[Queue, int]
-    """Runs on the workers of each queue."""
+    """Runs in all accounts on the workers of each queue."""
+
+    @property
+    def member(self) -> Member:
+        return Member(self.owner_id, self.project_id)
 
     @property
     def running(self) -> int:
@@ -70,33 +122,43 @@ class Standing:
 
     def may_begin(self, queue: Queue) -> bool:
         """Return whether another run of this user may start on such a worker: the user is not
-        disabled, and no limit is reached."""
-        if self.is_disabled or self.is_at_limit:
+        disabled, and no limit of the user or the project is reached."""
+        if self.is_disabled or self.is_at_limit or self.account.is_at_limit:
             return False
-        return not (queue == Queue.GPU and self.has_spent_gpu_hours)
+        return not (queue == Queue.GPU and self._has_spent_gpu_hours)
 
     def could_begin(self, queue: Queue) -> bool:
         """Return whether a run of this user may start on such a worker once others of its own have
         ended."""
-        spent = queue == Queue.GPU and self.has_spent_gpu_hours
-        return not (self.is_disabled or self.max_running == 0 or spent)
+        spent = queue == Queue.GPU and self._has_spent_gpu_hours
+        return not (self.is_disabled or 0 in (self.max_running, self.account.max_running) or spent)
 
     @property
     def has_one_place(self) -> bool:
         """Return whether one more run may start, also on a GPU worker."""
-        has_one = self.max_running is not None and self.running + 1 == self.max_running
-        return has_one and not self.has_spent_gpu_hours
+        limits = [(self.max_running, self.running)]
+        limits += [(self.account.max_running, self.account.running)]
+        left = min(math.inf if most is None else most - running for most, running in limits)
+        return left == 1 and not self._has_spent_gpu_hours
+
+    @property
+    def _has_spent_gpu_hours(self) -> bool:
+        return self.has_spent_gpu_hours or self.account.has_spent_gpu_hours
 
 
 def share_of(owner_id: int, standings: list[Standing], submitters: Collection[int]) -> Share:
-    """Return a user's share. Users share the server if they may submit and have submitted or used
-    something; the user itself counts if it may submit. All use counts, whoever it was."""
-    mine = next(one for one in standings if one.owner_id == owner_id)
-    sharers = [
+    """Return the share of a user's own account. Users share the server if they may submit and have
+    submitted or used something; the user itself counts if it may submit. Projects share it if they
+    have used something. All use counts, whoever it was."""
+    own = [one for one in standings if one.project_id == OWN]
+    mine = next(one for one in own if one.owner_id == owner_id)
+    projects = {one.project_id: one.account for one in standings if one.project_id != OWN}
+    sharers: list[Standing | Account] = [
         one
-        for one in standings
+        for one in own
         if one.may_submit and (one is mine or one.charged_s or one.owner_id in submitters)
     ]
+    sharers += [one for one in projects.values() if one.charged_s]
     norm_shares = mine.shares / sum(one.shares for one in sharers) if mine.may_submit else 0.0
     all_usage_s = math.fsum(one.charged_s for one in standings)
     effectv_usage = mine.charged_s / all_usage_s if all_usage_s else 0.0
@@ -117,28 +179,93 @@ def submitters(session: Session) -> set[int]:
     return {*session.scalars(select(_USERS.c.id).where(has_submitted))}
 
 
+def levels(standings: Iterable[Standing], to_come_s: Mapping[Member, float]) -> dict[Member, Level]:
+    """Return the usage for the shares of all members, with what current runs will still use."""
+    of_account = defaultdict[tuple[int, int], float](float)
+    for member, seconds in to_come_s.items():
+        of_account[member.account] += seconds
+    return {
+        (member := one.member): Level(
+            account=member.account,
+            of_account=(one.account.charged_s + of_account[member.account]) / one.account.shares,
+            in_account=(one.charged_s + to_come_s.get(member, 0.0)) / one.shares,
+        )
+        for one in standings
+    }
+
+
 def standings(session: Session, fair_share: FairShare) -> list[Standing]:
-    """Return the standings of all users."""
+    """Return the standings of all users in their own accounts, then in their projects."""
     under_way: dict[int, Counter[Queue]] = defaultdict(Counter)
-    for owner_id, queue, number in session.execute(_UNDER_WAY):
+    running = Counter[int]()
+    for owner_id, project_id, queue, number in session.execute(_UNDER_WAY):
         under_way[owner_id][Queue(queue or Queue.CPU)] += number
+        running[project_id] += number
     rows = session.execute(_STANDINGS).all()
     hours_count = fair_share.max_gpu_hours_a_day is not None or any(
         row.max_gpu_hours_a_day is not None for row in rows
     )
     gpu_hours = gpu_hours_of_the_day(session) if hours_count else {}
-    return [
-        _standing(row, under_way[row.id], gpu_hours.get(row.id, 0.0), fair_share) for row in rows
+    own = [
+        _standing(row, None, under_way[row.id], gpu_hours.get(row.id, 0.0), fair_share)
+        for row in rows
     ]
+    memberships = session.execute(_IN_PROJECTS).all()
+    accounts = _project_accounts(session, memberships, running, fair_share)
+    by_id = {row.id: row for row in rows}
+    return own + [
+        _standing(
+            by_id[one.user_id], one, under_way[one.user_id], gpu_hours.get(one.user_id, 0.0),
+            fair_share, accounts[one.project_id],
+        )
+        for one in memberships
+    ]  # fmt: skip
+
+
+def _project_accounts(
+    session: Session, memberships: Collection[Any], running: Counter[int], fair_share: FairShare
+) -> dict[int, Account]:
+    if not memberships:
+        return {}
+    used = defaultdict[int, list[float]](list)
+    for one in memberships:
+        used[one.project_id].append(_charged_s(one, fair_share))
+    projects = session.execute(select(_PROJECTS)).all()
+    hours_count = any(project.max_gpu_hours_a_day is not None for project in projects)
+    gpu_hours = gpu_hours_of_the_day(session, Attempt.project_id) if hours_count else {}
+    return {
+        project.id: Account(
+            project=project.name,
+            shares=project.shares,
+            charged_s=math.fsum(used[project.id]),
+            max_running=project.max_running,
+            running=running[project.id],
+            max_gpu_hours=project.max_gpu_hours_a_day,
+            gpu_hours=gpu_hours.get(project.id, 0.0),
+        )
+        for project in projects
+    }
+
+
+def _charged_s(usage: Any, fair_share: FairShare) -> float:
+    age_s = usage.clock - usage.as_of if usage.as_of else 0.0
+    return fair_share.decayed(usage.charged_s, age_s) if usage.as_of else 0.0
 
 
 def _standing(
-    row: Any, under_way: Mapping[Queue, int], gpu_hours: float, fair_share: FairShare
+    row: Any,
+    membership: Any | None,
+    under_way: Mapping[Queue, int],
+    gpu_hours: float,
+    fair_share: FairShare,
+    account: Account | None = None,
 ) -> Standing:
     max_running, max_gpu_hours = row.max_running, row.max_gpu_hours_a_day
-    charged_s = fair_share.decayed(row.charged_s, row.clock - row.as_of) if row.as_of else 0.0
+    charged_s = _charged_s(membership or row, fair_share)
     return Standing(
         owner_id=row.id,
+        project_id=OWN if membership is None else membership.project_id,
+        account=account or Account(None, row.shares, charged_s),
         name=row.name,
         shares=row.shares,
         is_disabled=row.disabled_at is not None,
@@ -154,13 +281,16 @@ def _standing(
 
 # Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
-_USERS, _USAGE, EXPERIMENTS = (_TABLES[one.__tablename__] for one in (User, Usage, Experiment))
+_USERS, _USAGE, EXPERIMENTS, _PROJECTS, _MEMBERS = (
+    _TABLES[one.__tablename__] for one in (User, Usage, Experiment, Project, ProjectMember)
+)
 
 
+_OF_RUNS = (EXPERIMENTS.c.owner_id, EXPERIMENTS.c.project_id, EXPERIMENTS.c.queue)
 _UNDER_WAY = (
-    select(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.queue, func.count())
+    select(*_OF_RUNS, func.count())
     .where(EXPERIMENTS.c.status == Status.RUNNING)
-    .group_by(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.queue)
+    .group_by(*_OF_RUNS)
 )
 _STANDINGS = (
     select(
@@ -176,6 +306,20 @@ _STANDINGS = (
         _USAGE.c.charged_s,
         _USAGE.c.as_of,
     )
-    .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
+    .outerjoin(_USAGE, (_USAGE.c.owner_id == _USERS.c.id) & (_USAGE.c.project_id == OWN))
     .order_by(_USERS.c.id)
+)
+_IN_PROJECTS = (
+    select(
+        _MEMBERS.c.user_id,
+        _MEMBERS.c.project_id,
+        now().label("clock"),
+        _USAGE.c.charged_s,
+        _USAGE.c.as_of,
+    )
+    .outerjoin(
+        _USAGE,
+        (_USAGE.c.owner_id == _MEMBERS.c.user_id) & (_USAGE.c.project_id == _MEMBERS.c.project_id),
+    )
+    .order_by(_MEMBERS.c.project_id, _MEMBERS.c.user_id)
 )

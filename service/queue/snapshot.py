@@ -12,17 +12,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service.accounts.models import OWN
 from service.experiments.models import DEVICES, Device, Experiment, Held, Queue
 from service.fair_share import FairShare
 from service.queue import forecast, rooms, shares, workers
 from service.queue.claims import MAX_PRIORITY, max_slots
 from service.queue.forecast import Forecast
-from service.queue.ledger import slot_weight
+from service.queue.ledger import Member, slot_weight
 from service.queue.rooms import Place
-from service.queue.shares import First, Standing
+from service.queue.shares import Account, First, Standing
 from service.queue.start_order import CONTENDER, StartOrder
 from service.queue.workers import Slots
 from service.vocabulary import Status
@@ -33,7 +35,7 @@ QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) fo
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Waiting experiments of a user with the same device, priority and family."""
+    """Waiting experiments of a user in one account with the same device, priority and family."""
 
     device: Device
     count: int
@@ -49,9 +51,9 @@ class QueueSnapshot:
     """The queue of all users at one moment."""
 
     fair_share: FairShare
-    standings: Mapping[int, Standing]
-    waiting: Mapping[int, Sequence[Group]]
-    """Waiting experiments of each user."""
+    standings: Mapping[Member, Standing]
+    waiting: Mapping[Member, Sequence[Group]]
+    """Waiting experiments of each user in each account."""
     slots: Mapping[Queue, Slots]
     places: Mapping[Queue, Sequence[Place]]
     """The workers of each queue, with the memory that is free for a run."""
@@ -59,8 +61,9 @@ class QueueSnapshot:
     """The workers of each queue whose machine is drained. `places` has none of them."""
     forecasts: Mapping[Queue, Forecast]
     made_at: float
-    ids: dict[int, Mapping[tuple[Device, int], Sequence[str]]] = field(default_factory=dict)
-    """Ids of the requesting users' waiting experiments by device and priority, oldest first."""
+    ids: dict[Member, Mapping[tuple[Device, int], Sequence[str]]] = field(default_factory=dict)
+    """Ids of the requesting users' waiting experiments, in each account, by device and priority,
+    oldest first."""
     orders: dict[Queue, StartOrder] = field(default_factory=dict)
     displacers: dict[Queue, Mapping[str, Sequence[Standing]]] = field(default_factory=dict)
     """Users whose experiments may displace the run of each worker, once somebody has asked."""
@@ -69,25 +72,26 @@ class QueueSnapshot:
         """Return the workers of a queue, also drained ones."""
         return [*self.places[queue], *self.drained[queue]]
 
-    def own_before(self, owner_id: int, experiment: First, devices: Collection[Device]) -> int:
-        """Return how many experiments of the same user for these devices start before this one,
-        which may be newer than the snapshot."""
+    def own_before(self, member: Member, experiment: First, devices: Collection[Device]) -> int:
+        """Return how many experiments of the same user in the same account for these devices start
+        before this one, which may be newer than the snapshot."""
         before = 0
-        for (device, priority), ids in self.ids[owner_id].items():
+        for (device, priority), ids in self.ids[member].items():
             if device in devices and priority > experiment.priority:
                 before += len(ids)
             elif device in devices and priority == experiment.priority:
                 before += bisect_left(ids, experiment.id)
         return before
 
-    def groups(self, owner_id: int, devices: Collection[Device]) -> list[Group]:
-        """Return a user's waiting experiments for these devices, the next ones first."""
-        groups = [group for group in self.waiting.get(owner_id, ()) if group.device in devices]
+    def groups(self, member: Member, devices: Collection[Device]) -> list[Group]:
+        """Return a user's waiting experiments in an account for these devices, the next ones
+        first."""
+        groups = [group for group in self.waiting.get(member, ()) if group.device in devices]
         return sorted(groups, key=lambda group: group.first.order)
 
-    def gpu_run_is_first(self, owner_id: int) -> bool:
+    def gpu_run_is_first(self, member: Member) -> bool:
         """Return whether a GPU run comes before the run that a CPU worker would take."""
-        groups = self.groups(owner_id, (Device.CPU, Device.CUDA, Device.AUTO))
+        groups = self.groups(member, (Device.CPU, Device.CUDA, Device.AUTO))
         return bool(groups) and groups[0].device == Device.CUDA
 
     def order(self, queue: Queue) -> StartOrder:
@@ -96,18 +100,28 @@ class QueueSnapshot:
             slots = self.slots.get(queue)
             if slots is None or not slots.workers:  # none is there: assume one
                 slots = Slots(1, 1)
-            submitters = sum(user.may_submit for user in self.standings.values())
+            users = [user for user in self.standings.values() if user.project_id == OWN]
+            submitters = sum(user.may_submit for user in users)
             most = max_slots(self.fair_share, slots.workers, submitters)
             advance_s = self.fair_share.advance_s or 1.0
             weight = slot_weight(self.fair_share, queue)
             contenders = [
                 _contender(user, groups, queue, most)
-                for owner_id in self.waiting
-                if (user := self.standings.get(owner_id)) and user.could_begin(queue)
-                and (groups := self.groups(owner_id, DEVICES[queue]))
+                for member in self.waiting
+                if (user := self.standings.get(member)) and user.could_begin(queue)
+                and (groups := self.groups(member, DEVICES[queue]))
             ]  # fmt: skip
+            members = np.array(contenders, CONTENDER)
+            is_own = members["project_id"] == OWN
+            members, own = members[~is_own], members[is_own]
+            accounts = {user.project_id: user.account for user in self.standings.values()}
+            projects = [
+                _project(accounts[id], members[members["project_id"] == id])
+                for id in np.unique(members["project_id"])
+            ]
             self.orders[queue] = StartOrder(
-                contenders=np.array(contenders, CONTENDER),
+                accounts=np.concatenate([own, np.array(projects, CONTENDER)]),
+                members=members,
                 slots=slots,
                 max_slots=most,
                 advance_s=weight * advance_s,
@@ -126,6 +140,7 @@ def _contender(
         limit = min(limit, user.max_running - user.running + here)
     return (
         user.owner_id,
+        user.project_id,
         user.shares,
         user.charged_s,
         waiting,
@@ -135,6 +150,26 @@ def _contender(
         max(0.0, limit - here),
         limit,
         groups[0].first.id,
+    )
+
+
+def _project(account: Account, members: NDArray[np.void]) -> tuple[object, ...]:
+    """Return the columns of `CONTENDER` for a project, from those of its members."""
+    room, limit = members["room"].sum(), members["limit"].sum()
+    if account.max_running is not None:
+        room = min(room, max(0, account.max_running - account.running))
+        limit = min(limit, account.max_running)
+    first = min(members, key=lambda one: (one["charged_s"] / one["shares"], one["first_id"]))
+    return (
+        0,
+        members["project_id"][0],
+        account.shares,
+        account.charged_s,
+        members["waiting"].sum(),
+        members["jumping"].sum(),
+        room,
+        limit,
+        first["first_id"],
     )
 
 
@@ -152,18 +187,18 @@ class QueueSnapshots:
         self._last: QueueSnapshot | None = None
         self._lock = threading.Lock()
 
-    def of(self, session: Session, owners: Collection[int]) -> QueueSnapshot:
-        """Return a snapshot that includes these users."""
+    def of(self, session: Session, members: Collection[Member]) -> QueueSnapshot:
+        """Return a snapshot that includes these users in these accounts."""
         session.connection()  # before the lock: those that wait for the lock may hold all others
         with self._lock:
             last = self._last
             if (
                 last is None
                 or time.monotonic() - last.made_at >= MAX_AGE_S
-                or not last.standings.keys() >= set(owners)
+                or not last.standings.keys() >= set(members)
             ):
                 last = self._last = self._read(session)
-            if unknown := set(owners) - last.ids.keys():
+            if unknown := set(members) - last.ids.keys():
                 last.ids.update(_ids(session, unknown))
             return last
 
@@ -176,7 +211,7 @@ class QueueSnapshots:
         return QueueSnapshot(
             made_at=time.monotonic(),
             fair_share=self.fair_share,
-            standings={user.owner_id: user for user in shares.standings(session, self.fair_share)},
+            standings={user.member: user for user in shares.standings(session, self.fair_share)},
             waiting=_waiting(session),
             slots=workers.slots(session, self.within_s),
             places=places,
@@ -186,14 +221,13 @@ class QueueSnapshots:
 
 
 _QUEUED = (Experiment.status == Status.QUEUED) & (Experiment.held == Held.NOT)
+_KIND = (Experiment.owner_id, Experiment.project_id, Experiment.device, Experiment.priority)
 
 
-def _waiting(session: Session) -> dict[int, list[Group]]:
+def _waiting(session: Session) -> dict[Member, list[Group]]:
     rows = session.execute(
         select(
-            Experiment.owner_id,
-            Experiment.device,
-            Experiment.priority,
+            *_KIND,
             Experiment.family,
             func.count(),
             func.min(Experiment.id),
@@ -201,31 +235,28 @@ def _waiting(session: Session) -> dict[int, list[Group]]:
             func.max(func.coalesce(Experiment.memory_bytes, 0)),
         )
         .where(_QUEUED)
-        .group_by(Experiment.owner_id, Experiment.device, Experiment.priority, Experiment.family)
+        .group_by(*_KIND, Experiment.family)
     )
-    groups = defaultdict[int, list[Group]](list)
-    for owner_id, device, priority, family, count, first_id, least, most in rows:
-        first = First(priority, first_id)
-        groups[owner_id].append(Group(Device(device), count, first, family, least, most))
+    groups = defaultdict[Member, list[Group]](list)
+    for owner_id, project_id, device, priority, family, count, first_id, least, most in rows:
+        group = Group(Device(device), count, First(priority, first_id), family, least, most)
+        groups[Member(owner_id, project_id)].append(group)
     return groups
 
 
 def _ids(
-    session: Session, owners: Collection[int]
-) -> dict[int, Mapping[tuple[Device, int], Sequence[str]]]:
-    """Return the ids of these users' waiting experiments. They are read as one row for each device
-    and priority, because rows for thousands of ids are slow."""
+    session: Session, members: Collection[Member]
+) -> dict[Member, Mapping[tuple[Device, int], Sequence[str]]]:
+    """Return the ids of these users' waiting experiments in these accounts. They are read as one
+    row for each device and priority, because rows for thousands of ids are slow."""
+    owners = {member.owner_id for member in members}
     rows = session.execute(
-        select(
-            Experiment.owner_id,
-            Experiment.device,
-            Experiment.priority,
-            func.aggregate_strings(Experiment.id, ","),
-        )
+        select(*_KIND, func.aggregate_strings(Experiment.id, ","))
         .where(_QUEUED, Experiment.owner_id.in_(owners))
-        .group_by(Experiment.owner_id, Experiment.device, Experiment.priority)
+        .group_by(*_KIND)
     )
-    ids: dict[int, dict[tuple[Device, int], Sequence[str]]] = {owner_id: {} for owner_id in owners}
-    for owner_id, device, priority, joined in rows:
-        ids[owner_id][Device(device), priority] = sorted(joined.split(","))
+    ids: dict[Member, dict[tuple[Device, int], Sequence[str]]] = {one: {} for one in members}
+    for owner_id, project_id, device, priority, joined in rows:
+        if (member := Member(owner_id, project_id)) in ids:
+            ids[member][Device(device), priority] = sorted(joined.split(","))
     return dict(ids)

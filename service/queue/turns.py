@@ -3,7 +3,7 @@ waiting experiment starts.
 
 Everything is computed from the snapshot of the queue. A latest start is a promise: it holds as long
 as nobody with less usage submits, the workers stay, and runs end when they are expected to. Where
-that is not certain, nothing is promised.
+that is not certain, nothing is promised: also not while experiments of projects wait or run.
 """
 
 import math
@@ -16,9 +16,9 @@ from service.experiments.models import DEVICES, Experiment, Queue
 from service.queue.claims import MAX_PRIORITY
 from service.queue.forecast import Running, rounded
 from service.queue.giving_way import ENDS_SOON
-from service.queue.ledger import slot_weight
+from service.queue.ledger import Member, slot_weight
 from service.queue.rooms import Place, SharedMemory
-from service.queue.shares import First, Standing
+from service.queue.shares import First, Level, Standing, levels
 from service.queue.snapshot import Group, QueueSnapshot
 
 SAVE_S = 60.0
@@ -78,13 +78,13 @@ def _is_before(
     groups: Sequence[Group],
     run: Running,
     snapshot: QueueSnapshot,
-    usages: Mapping[int, float],
+    usages: Mapping[Member, Level],
 ) -> bool:
     """Return whether a run may have to give way to a user once it has had its slice."""
     if user.owner_id == run.owner_id:
         return False
     jumps, run_jumps = _jumps(user, groups[0].first.priority), _has_jumped(run, snapshot)
-    is_before = jumps == run_jumps and usages[user.owner_id] < usages[run.owner_id]
+    is_before = jumps == run_jumps and usages[user.member].is_below(usages[run.member])
     return is_before or (jumps and not run_jumps)
 
 
@@ -93,22 +93,19 @@ def _jumps(user: Standing, priority: int) -> bool:
 
 
 def _has_jumped(run: Running, snapshot: QueueSnapshot) -> bool:
-    return _jumps(snapshot.standings[run.owner_id], run.priority)
+    return _jumps(snapshot.standings[run.member], run.priority)
 
 
-def _usages(snapshot: QueueSnapshot, queue: Queue) -> dict[int, float]:
-    """Return each user's usage for their shares, with what current runs will use in their
-    slices."""
+def _usages(snapshot: QueueSnapshot, queue: Queue) -> dict[Member, Level]:
+    """Return each user's usage for the shares, in each account, with what current runs will use in
+    their slices."""
     fair_share, forecast = snapshot.fair_share, snapshot.forecasts[queue]
-    to_come = defaultdict[int, float](float)
+    to_come_s = defaultdict[Member, float](float)
     for run in forecast.running:
         until = min(run.started_at + fair_share.slice_s, run.end or math.inf)
         left_s = max(0.0, until - forecast.clock)
-        to_come[run.owner_id] += slot_weight(fair_share, queue) * left_s
-    return {
-        user.owner_id: (user.charged_s + to_come[user.owner_id]) / user.shares
-        for user in snapshot.standings.values()
-    }
+        to_come_s[run.member] += slot_weight(fair_share, queue) * left_s
+    return levels(snapshot.standings.values(), to_come_s)
 
 
 def _waiting(snapshot: QueueSnapshot, queue: Queue) -> list[tuple[Standing, Sequence[Group]]]:
@@ -116,16 +113,17 @@ def _waiting(snapshot: QueueSnapshot, queue: Queue) -> list[tuple[Standing, Sequ
     them."""
     usages, max_slots = _usages(snapshot, queue), snapshot.order(queue).max_slots
 
-    def turn(waiting: tuple[Standing, Sequence[Group]]) -> tuple[bool, float, str]:
+    def turn(waiting: tuple[Standing, Sequence[Group]]) -> tuple[bool, tuple[float, float], str]:
         user, (group, *_) = waiting
-        return not _jumps(user, group.first.priority), usages[user.owner_id], group.first.id
+        jumps = _jumps(user, group.first.priority)
+        return not jumps, usages[user.member].order, group.first.id
 
     waiting = [
         (user, groups)
-        for owner_id in snapshot.waiting
-        if (user := snapshot.standings.get(owner_id))
+        for member in snapshot.waiting
+        if (user := snapshot.standings.get(member))
         and user.may_begin(queue) and user.under_way[queue] < max_slots
-        and (groups := snapshot.groups(owner_id, DEVICES[queue]))
+        and (groups := snapshot.groups(member, DEVICES[queue]))
     ]  # fmt: skip
     return sorted(waiting, key=turn)
 
@@ -145,14 +143,15 @@ def promise(
     """Return the latest start of a waiting experiment on a worker of a queue, worded for its owner
     or another reader. Each run of a user with more usage gives way after its slice, so it is the
     time at which more of them have had it than there are experiments that come before this one."""
-    user, forecast = snapshot.standings[experiment.owner_id], snapshot.forecasts[queue]
+    member = Member(experiment.owner_id, experiment.project_id)
+    user, forecast = snapshot.standings[member], snapshot.forecasts[queue]
     if not snapshot.fair_share.slice_s:
         return Promise(None, None)
-    if (why_not := _why_not(experiment, queue, snapshot, is_readers)) is not None:
+    if (why_not := _why_not(experiment, user, queue, snapshot, is_readers)) is not None:
         return Promise(None, why_not)
     rivals = _rivals(experiment, user, queue, snapshot)
     before = {experiment.id} | {
-        group.first.id for rival, _ in rivals for group in snapshot.waiting.get(rival.owner_id, ())
+        group.first.id for rival, _ in rivals for group in snapshot.waiting.get(rival.member, ())
     }
     free = sorted(_free(experiment, user, queue, snapshot, before), key=lambda slot: slot[0])
     several = [rival.name for rival, starts in rivals if starts > 1]
@@ -161,9 +160,9 @@ def promise(
         return Promise(None, f"no latest start: {why}")
     if len(free) <= len(rivals):
         usages, owner = _usages(snapshot, queue), "your" if is_readers else "its owner's"
-        mine = usages[user.owner_id]
+        mine = usages[user.member]
         why = "it is not certain that a run has to give way to it"
-        if all(usages[run.owner_id] <= mine for run in forecast.running):
+        if not any(mine.is_below(usages[run.member]) for run in forecast.running):
             why = f"{owner} usage for the shares is higher than that of everybody who runs"
         return Promise(None, f"no latest start: {why}")
     at, place, run = free[len(rivals)]
@@ -173,7 +172,7 @@ def promise(
     if rivals or any(_may_end_by(at + soon_s, one, forecast.clock) for one in forecast.running):
         at += soon_s  # runs that are expected to end are left to end
     at = rounded(at + SAVE_S, forecast.clock)
-    why = f"{snapshot.standings[run.owner_id].name}'s run on {slot_name(place)} gives way by then"
+    why = f"{snapshot.standings[run.member].name}'s run on {slot_name(place)} gives way by then"
     if rivals:
         names = listed([rival.name for rival, _ in rivals])
         why = f"{names} {'comes' if len(rivals) == 1 else 'come'} before it, and {why}"
@@ -181,20 +180,28 @@ def promise(
 
 
 def _why_not(
-    experiment: Experiment, queue: Queue, snapshot: QueueSnapshot, is_readers: bool
+    experiment: Experiment,
+    user: Standing,
+    queue: Queue,
+    snapshot: QueueSnapshot,
+    is_readers: bool,
 ) -> str | None:
     """Return why nothing is promised for an experiment, whatever runs; None if something may be."""
-    user = snapshot.standings[experiment.owner_id]
+    runs = snapshot.forecasts[queue].running
     if _jumps(user, experiment.priority):
         return "a run gives way to its priority as soon as one can"
+    if user.project_id or any(
+        member.project_id for member in (*snapshot.waiting, *(run.member for run in runs))
+    ):
+        return "no latest start while experiments of projects wait or run"
     if user.running:
         whose = "you have" if is_readers else "its owner has"
         return f"no latest start while {whose} another run"
     first = First(experiment.priority, experiment.id)
-    elsewhere = [group for group in snapshot.waiting.get(user.owner_id, ())
+    elsewhere = [group for group in snapshot.waiting.get(user.member, ())
                  if group.device not in DEVICES[queue]]  # fmt: skip
     is_limited = user.max_running is not None and bool(elsewhere)
-    if is_limited or snapshot.own_before(user.owner_id, first, DEVICES[queue]):
+    if is_limited or snapshot.own_before(user.member, first, DEVICES[queue]):
         whose = "your" if is_readers else "its owner's"
         return f"no latest start: others of {whose} experiments may start before it"
     return None
@@ -208,17 +215,17 @@ def _rivals(
     that gives way may start again."""
     fair_share, rivals = snapshot.fair_share, list[tuple[Standing, float]]()
     charge = _most_charge(user, snapshot)
-    jumping = {run.owner_id for run in snapshot.forecasts[queue].running
+    jumping = {run.member for run in snapshot.forecasts[queue].running
                if _has_jumped(run, snapshot)}  # fmt: skip
-    running = {run.owner_id for run in snapshot.forecasts[queue].running}
-    for owner_id in snapshot.waiting.keys() | running:
-        rival, groups = snapshot.standings[owner_id], snapshot.groups(owner_id, DEVICES[queue])
+    running = {run.member for run in snapshot.forecasts[queue].running}
+    for member in snapshot.waiting.keys() | running:
+        rival, groups = snapshot.standings[member], snapshot.groups(member, DEVICES[queue])
         count = sum(group.count for group in groups) + rival.under_way[queue]
         if rival is user or not count or not rival.could_begin(queue):
             continue
         lead_s = charge * rival.shares - _least_charged_s(rival, snapshot)
         comes_later = lead_s == 0 and bool(groups) and groups[0].first.id > experiment.id
-        if rival.owner_id in jumping or (groups and _jumps(rival, groups[0].first.priority)):
+        if member in jumping or (groups and _jumps(rival, groups[0].first.priority)):
             rivals.append((rival, count))
         elif lead_s >= 0 and not comes_later:
             of_start = slot_weight(fair_share, queue) * fair_share.advance_s
@@ -264,7 +271,7 @@ def _free(
         promised = {run.gives_way_to or experiment.id, place.reserved_for or experiment.id}
         if _has_jumped(run, snapshot) or not promised <= before:
             continue
-        owner = snapshot.standings[run.owner_id]
+        owner = snapshot.standings[run.member]
         at = max(clock, run.started_at + fair_share.slice_s)
         charged_s = _least_charged_s(owner, snapshot) + weight * (at - clock)
         if charged_s / owner.shares > charge:
@@ -282,8 +289,8 @@ def _certain_places(queue: Queue, snapshot: QueueSnapshot) -> Iterator[Place]:
     there = frozenset[str]().union(*(place.families for place in places))
     waiting = [
         group
-        for owner_id in snapshot.waiting
-        for group in snapshot.groups(owner_id, DEVICES[queue])
+        for member in snapshot.waiting
+        for group in snapshot.groups(member, DEVICES[queue])
         if group.family in there
     ]
     families = {group.family for group in waiting}

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.experiments.models import Device, Experiment, Held, Queue
 from service.queue import forecast
+from service.queue.ledger import Member
 from service.queue.position import queue_positions
 from service.queue.snapshot import QUEUES, QueueSnapshot, QueueSnapshots
 from service.sweeps.models import Sweep
@@ -31,7 +32,7 @@ def estimated_end(
         return None, PAUSED
     if (Status.QUEUED, Held.AFTER) in left:
         return None, WAITS
-    queue_snapshot = queue_snapshots.of(session, {sweep.owner_id})
+    queue_snapshot = queue_snapshots.of(session, {Member(sweep.owner_id)})
     found = queue_snapshot.forecasts
     ends = forecast.ends_of(session, sweep.id, found)
     last = _last(session, sweep.id)

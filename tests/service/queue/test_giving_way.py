@@ -15,6 +15,7 @@ from service.fair_share import HOUR_S, FairShare
 from service.queue import giving_way, lease
 from service.queue.giving_way import Decision, Run, Waiting, may_displace, plan
 from service.queue.rooms import Place, SharedMemory, places
+from service.queue.shares import Level
 from service.queue.statistics import statistics
 from service.vocabulary import DesiredState, Status, Visibility
 from service.workers.models import Drain, Worker
@@ -25,11 +26,18 @@ from tests.support.starting import fold, start_next
 
 SLICE_S = 4 * HOUR_S
 LONG_S = 1000 * HOUR_S
+
+
+def level(usage: float) -> Level:
+    """Usage for the shares, to be compared with that of the same account."""
+    return Level((0, 1), 0.0, usage)
+
+
 RUN = Run(
     experiment_id="run",
     worker_id="w",
     owner_id=1,
-    usage=100.0,
+    usage=level(100.0),
     jumps=False,
     lasted_s=SLICE_S,
     left_s=LONG_S,
@@ -40,7 +48,7 @@ RUN = Run(
 WAITING = Waiting(
     experiment_id="waiting",
     owner_id=2,
-    usage=50.0,
+    usage=level(50.0),
     jumps=False,
     is_next=True,
     family="ppca",
@@ -67,7 +75,7 @@ def gives_way(waiting: Any, runs: Any, slots: Any) -> Mapping[str, str]:
     [
         ({}, {}, True),
         ({"lasted_s": SLICE_S - 1}, {}, False),
-        ({}, {"usage": 100.0}, False),
+        ({}, {"usage": level(100.0)}, False),
         ({}, {"owner_id": 1}, False),
         ({"has_progressed": False}, {}, False),
         ({"left_s": SLICE_S / 5}, {}, False),
@@ -77,7 +85,7 @@ def gives_way(waiting: Any, runs: Any, slots: Any) -> Mapping[str, str]:
         ({"left_s": 60.0, "lasted_s": 1.3 * SLICE_S}, {"waited_s": 1.3 * SLICE_S}, False),
         ({"jumps": True}, {}, False),
         ({"jumps": True}, {"jumps": True}, True),
-        ({"lasted_s": 0.0}, {"jumps": True, "usage": 200.0}, True),
+        ({"lasted_s": 0.0}, {"jumps": True, "usage": level(200.0)}, True),
         ({"lasted_s": SLICE_S / 5, "gave_way_before": True}, {"jumps": True}, False),
         ({"lasted_s": SLICE_S / 3, "gave_way_before": True}, {"jumps": True}, True),
     ],
@@ -90,7 +98,7 @@ def test_a_run_gives_way(run: dict[str, Any], waiting: dict[str, Any], may: bool
 
 def test_the_run_whose_owner_has_the_most_usage_gives_way() -> None:
     runs = [
-        changed(RUN, experiment_id=f"{i}", worker_id=f"{i}", owner_id=3 + i, usage=usage)
+        changed(RUN, experiment_id=f"{i}", worker_id=f"{i}", owner_id=3 + i, usage=level(usage))
         for i, usage in enumerate((100.0, 300.0, 200.0))
     ]
     assert gives_way([WAITING], runs, [place(f"{i}") for i in range(3)]) == {"1": "waiting"}
@@ -210,7 +218,7 @@ RUNS = st.builds(
     experiment_id=st.just(""),
     worker_id=st.just(""),
     owner_id=st.integers(1, 4),
-    usage=st.integers(0, 3).map(float),
+    usage=st.integers(0, 3).map(level),
     jumps=st.booleans(),
     lasted_s=st.sampled_from([0.0, SLICE_S / 5, SLICE_S]),
     left_s=st.sampled_from([60.0, SLICE_S / 5, LONG_S]),
@@ -222,7 +230,7 @@ WAITINGS = st.builds(
     Waiting,
     experiment_id=st.just(""),
     owner_id=st.integers(1, 4),
-    usage=st.integers(0, 3).map(float),
+    usage=st.integers(0, 3).map(level),
     jumps=st.booleans(),
     is_next=st.just(False),
     family=st.sampled_from(["ppca", "vae"]),

@@ -17,6 +17,7 @@ from service.db.engine import Database
 from service.experiments.models import DEVICES, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import snapshot, workers
+from service.queue.ledger import Member
 from service.queue.position import position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QUEUES, QueueSnapshots
@@ -200,7 +201,7 @@ def test_a_request_without_a_connection_delays_no_other(database: Database) -> N
 
     kept, mine = QueueSnapshots(), submit(database)
     with WithoutConnection(database.engine) as session, ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(kept.of, session, {1})
+        slow = pool.submit(kept.of, session, {Member(1)})
         assert waits.wait(60)
         assert reason_of(database, mine, kept) == "no CPU worker is registered"
         has_connection.set()

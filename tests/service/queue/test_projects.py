@@ -1,22 +1,27 @@
 """Fair share on two levels: accounts, which are projects or users' own, and their members."""
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
+from sqlalchemy import select
 
+from service.accounts.models import OWN
 from service.db.engine import Database
-from service.experiments.models import Queue, Usage
-from service.fair_share import FairShare
+from service.experiments.models import Experiment, Queue, Usage
+from service.fair_share import HOUR_S, FairShare
 from service.queue import claims
 from service.queue.ledger import Member
+from service.queue.position import queue_positions
 from service.queue.rooms import places
+from service.queue.snapshot import QueueSnapshots
 from service.vocabulary import Status
 from tests.support.project_labs import far_from_their_shares
 from tests.support.shared_lab import WITHIN_S, SharedLab
+from tests.support.sliced_lab import SlicedLab
 from tests.support.stored import change
 
-JOB_S = 100.0
+JOB_S, LONG_S = 100.0, 1000 * HOUR_S
 CLOSE = 1e-6
 
 
@@ -83,6 +88,106 @@ def test_the_next_experiment_is_the_first_of_the_first_member_of_the_first_accou
         if not waiting[member]:
             del waiting[member]
         change(either, expected[1], status=Status.CANCELLED)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_positions_are_the_order_of_starts_until_a_run_ends(seed: int, database: Database) -> None:
+    """Idle workers start all that may start."""
+    pick = random.Random(seed)
+    lab = SharedLab(database, FairShare(spare_slots=0), cpus=40)
+    users = [lab.user(f"user {of} {i}", shares=of) for of in (1, 2) for i in range(2)]
+    members = [Member(user) for user in users]
+    for i in range(2):
+        some = pick.sample(users, pick.randint(1, 4))
+        project = lab.project(f"project {i}", some, shares=pick.choice([1, 3]))
+        members += [Member(user, project) for user in some]
+    set_usage(lab, {member: pick.uniform(1, 400) for member in members})
+    waiting = []
+    for member in members:
+        for _ in range(pick.randint(0, 4)):
+            waiting += lab.submit(member.owner_id, 1, JOB_S, project=member.project_id)
+    with database.snapshot() as session:
+        rows = session.scalars(select(Experiment).where(Experiment.id.in_(waiting))).all()
+        found = queue_positions(session, rows, QueueSnapshots(WITHIN_S, lab.fair_share))
+    lab.run(0.0)
+    assert [found[id].position for _, _, id in lab.starts] == [*range(len(waiting))]
+
+
+class Sliced:
+    """A sliced lab with one worker and a project of two members, of whom the first runs."""
+
+    def __init__(self, database: Database):
+        self.lab = SlicedLab(database, FairShare(spare_slots=0), cpus=1, look_s=30.0)
+        self.ann, self.bob, self.eve = (self.lab.user(name) for name in ("ann", "bob", "eve"))
+        self.project = self.lab.project("vision", [self.ann, self.bob])
+        self.lab.submit(self.ann, 1, LONG_S, project=self.project)
+        self.lab.run(60.0)
+
+    def starts(self, owner: int, project: int = OWN) -> list[float]:
+        """Submit an experiment, and return the times at which it starts within a day."""
+        (id,) = self.lab.submit(owner, 1, LONG_S, project=project)
+        self.lab.run(24 * HOUR_S)
+        return [at for at, _, started in self.lab.starts if started == id]
+
+
+def test_a_run_of_a_project_gives_way_to_a_user_of_less_usage(database: Database) -> None:
+    sliced = Sliced(database)
+    assert sliced.starts(sliced.eve)[0] <= sliced.lab.fair_share.slice_s + HOUR_S
+
+
+def test_a_run_gives_way_to_another_member_of_its_project(database: Database) -> None:
+    sliced = Sliced(database)
+    assert sliced.starts(sliced.bob, sliced.project)[0] <= sliced.lab.fair_share.slice_s + HOUR_S
+
+
+def test_no_run_gives_way_to_its_owner_in_another_account(database: Database) -> None:
+    sliced = Sliced(database)
+    assert sliced.starts(sliced.ann) == []
+
+
+def test_a_member_does_not_gain_by_the_usage_of_the_project(database: Database) -> None:
+    """A new member of a project that has used much waits until users with less have their turn."""
+    lab = SharedLab(database, FairShare(spare_slots=0), cpus=1)
+    ann, bob, eve = (lab.user(name) for name in ("ann", "bob", "eve"))
+    project = lab.project("vision", [ann, bob])
+    set_usage(lab, {Member(ann, project): 1000.0, Member(eve): 500.0})
+    lab.submit(bob, 1, JOB_S, project=project)
+    (of_eve,) = lab.submit(eve, 1, JOB_S)
+    (own,) = lab.submit(bob, 1, JOB_S)
+    lab.run()
+    assert [id for _, _, id in lab.starts][:2] == [own, of_eve]
+
+
+def test_both_limits_hold(either: Database) -> None:
+    """The project's counts the runs of all members, a user's the runs in all accounts."""
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=9)
+    ann, bob = lab.user("ann", max_running=3), lab.user("bob")
+    project = lab.project("vision", [ann, bob], max_running=2)
+    for user in (ann, bob):
+        in_project = lab.submit(user, 5, JOB_S, project=project)
+        lab.submit(user, 3, JOB_S)
+    lab.run(0.0)
+    assert Counter(lab.projects[id] for _, _, id in lab.starts)[project] == 2
+    assert Counter(owner for _, owner, _ in lab.starts)[ann] == 3
+    assert reason(lab, in_project[-1]) == "2 runs of project vision are running, its limit is 2"
+
+
+def test_the_gpu_hours_of_a_project_are_limited(either: Database) -> None:
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=1, gpus=2)
+    ann, bob = lab.user("ann"), lab.user("bob")
+    project = lab.project("vision", [ann, bob], max_gpu_hours_a_day=2.0)
+    for user in (ann, bob):
+        last = lab.submit(user, 9, HOUR_S, "cuda", project=project)[-1]
+    lab.run(5 * HOUR_S)
+    assert 2 <= len(lab.starts) <= 3
+    assert reason(lab, last).startswith("project vision had ")
+
+
+def reason(lab: SharedLab, id: str) -> str:
+    with lab.database.snapshot() as session:
+        experiment = session.get_one(Experiment, id)
+        snapshots = QueueSnapshots(WITHIN_S, lab.fair_share)
+        return queue_positions(session, [experiment], snapshots)[id].reason
 
 
 @pytest.mark.slow
