@@ -57,8 +57,8 @@ class Client(Connection):
         return Experiments(self)
 
     def submit(self, spec: Spec, *, idempotency_key: str | None = None, **beside: Any) -> Json:
-        """Queue an experiment. `beside` may have name, tags, note, priority, visibility, after,
-        cache. If the same experiment was computed before, return that experiment, with
+        """Queue an experiment. `beside` may have name, tags, note, priority, visibility, project,
+        after, cache. If the same experiment was computed before, return that experiment, with
         `cached_from`. Requests with the same idempotency key are queued once; by default each call
         makes its own key. Raises Refused."""
         body = {"spec": self._spec(spec), **beside}
@@ -85,7 +85,7 @@ class Client(Connection):
         """Queue an experiment for each combination of values of some fields, given by dotted path:
         `client.sweep(spec, {"model.latent_dim": range(1, 13)})`. Instead of a grid, `list=[…]`
         gives the points, or `random={…}` draws them. `beside` may also have name, tags, note,
-        priority, visibility, concurrency, after, cache. Raises Refused."""
+        priority, visibility, project, concurrency, after, cache. Raises Refused."""
         points = points_of(grid) if grid is not None else {}
         body = {"spec": self._spec(spec), **points, **beside}
         return Sweep(self, self._once("/v1/sweeps", body, idempotency_key)["id"])
@@ -449,6 +449,19 @@ class Client(Connection):
         """Change the `role`, or disable the user with `active=False`: the user's keys are then
         refused."""
         return self._call("PATCH", f"/v1/users/{name}", json=changes)
+
+    def projects(self) -> list[Json]:
+        """List your projects, or all if you are an admin."""
+        return self._items("/v1/projects")
+
+    def add_project(self, name: str, **how: Any) -> Json:
+        """Add a project; for admins. `how` is `members`, `shares` and limits."""
+        return self._call("POST", "/v1/projects", json={"name": name, **how})
+
+    def change_project(self, name: str, **changes: Any) -> Json:
+        """Change the shares or limits of a project, or its members by `add_members` and
+        `remove_members`, or close it with `open=False`; for admins."""
+        return self._call("PATCH", f"/v1/projects/{quote(name, safe='')}", json=changes)
 
     def keys(self, name: str) -> list[Json]:
         """List a user's keys: your own, or any user's if you are an admin."""

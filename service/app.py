@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from service.accounts import oidc_routes
+from service.accounts import project_routes as projects
 from service.accounts import routes as administration
 from service.accounts import sign_in_routes as sign_in
 from service.accounts.oidc import Provider
@@ -71,6 +72,7 @@ ROUTERS = (
     presets.router,
     monitoring.router,
     administration.router,
+    projects.router,
     queue.router,
     sign_in.router,
 )

@@ -1,8 +1,8 @@
-"""The commands `mpt admin`: users, keys, the audit log, drained machines, retention."""
+"""The commands `mpt admin`: users, projects, keys, the audit log, drained machines, retention."""
 
 import re
 from datetime import datetime, time, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +13,14 @@ from mptlab.specs import not_none
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Users, keys, the audit log, drained machines, retention: for admins.",
+    help="Users, projects, keys, the audit log, drained machines, retention: for admins.",
 )
 user_app = typer.Typer(no_args_is_help=True, help="Users of the service.")
 key_app = typer.Typer(no_args_is_help=True, help="API keys of users.")
 app.add_typer(user_app, name="user")
 app.add_typer(key_app, name="key")
+project_app = typer.Typer(no_args_is_help=True, help="Projects: users with shares in common.")
+app.add_typer(project_app, name="project")
 
 
 LIMIT = "NUMBER|none"
@@ -101,6 +103,85 @@ def change_user(
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
     context.show([context.client.change_user(name, **changes)], *USER_COLUMNS)
+
+
+PROJECT_LIMITS = LIMITS[:3]
+PROJECT_COLUMNS = ("name", "open", "members", "shares", *PROJECT_LIMITS)
+Project = Annotated[str, typer.Argument(help="the project's name")]
+Members = Annotated[list[str] | None, typer.Option(help="a user who joins; repeatable")]
+ProjectShares = Annotated[
+    int | None, typer.Option(help="shares of slots, relative to users and other projects")
+]
+MaxRunning = Annotated[
+    str | None, typer.Option(metavar=LIMIT, help="concurrent runs; 0: nothing starts")
+]
+MaxSubmitted = Annotated[
+    str | None, typer.Option(metavar=LIMIT, help="unfinished experiments; 0: none accepted")
+]
+MaxGpuHours = Annotated[
+    str | None, typer.Option(metavar=LIMIT, help="GPU-hours in 24 hours; 0: no GPU runs")
+]
+
+
+@project_app.command("add")
+@with_context
+def add_project(
+    context: CommandContext,
+    name: Project,
+    member: Members = None,
+    shares: ProjectShares = None,
+    max_running: MaxRunning = None,
+    max_submitted: MaxSubmitted = None,
+    max_gpu_hours: MaxGpuHours = None,
+) -> None:
+    """Add a project. Its members submit into it by "mpt submit --project NAME"."""
+    how = _project_fields(shares, max_running, max_submitted, max_gpu_hours)
+    project = context.client.add_project(name, members=member or [], **how)
+    context.show([project], *PROJECT_COLUMNS)
+
+
+@project_app.command("list")
+@with_context
+def list_projects(context: CommandContext) -> None:
+    """Show all projects."""
+    context.show(context.client.projects(), *PROJECT_COLUMNS, "created_at")
+
+
+@project_app.command("set")
+@with_context
+def change_project(
+    context: CommandContext,
+    name: Project,
+    member: Members = None,
+    remove: Annotated[list[str] | None, typer.Option(help="a user who leaves; repeatable")] = None,
+    shares: ProjectShares = None,
+    max_running: MaxRunning = None,
+    max_submitted: MaxSubmitted = None,
+    max_gpu_hours: MaxGpuHours = None,
+    reopen: Annotated[bool, typer.Option("--reopen", help="accept experiments again")] = False,
+) -> None:
+    """Change a project's members, shares of slots or limits.
+
+    A limit is a number, or "none" for no limit. What a member who leaves has queued in the project
+    still runs.
+    """
+    changes = _project_fields(shares, max_running, max_submitted, max_gpu_hours)
+    changes |= not_none(add_members=member, remove_members=remove, open=reopen or None)
+    if not changes:
+        raise typer.BadParameter("nothing to set: see mpt admin project set --help")
+    context.show([context.client.change_project(name, **changes)], *PROJECT_COLUMNS)
+
+
+@project_app.command("close")
+@with_context
+def close_project(context: CommandContext, name: Project) -> None:
+    """Let a project accept no experiments. Those that it has still run."""
+    context.show([context.client.change_project(name, open=False)], *PROJECT_COLUMNS)
+
+
+def _project_fields(shares: int | None, *typed: str | None) -> dict[str, Any]:
+    limits = not_none(**dict(zip(PROJECT_LIMITS, typed, strict=True)))
+    return not_none(shares=shares) | {name: _limit(name, text) for name, text in limits.items()}
 
 
 @key_app.command("add")

@@ -64,6 +64,9 @@ Over = Annotated[
     list[str],
     typer.Option(help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable"),
 ]
+InProject = Annotated[
+    str | None, typer.Option(metavar="NAME", help="project of yours that it is charged to")
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="compute even if computed before")]
 
 
@@ -88,6 +91,7 @@ def submit(
     name: Name = None,
     tag: Tags = None,
     share: Share = False,
+    project: InProject = None,
     no_cache: NoCache = False,
     watch: Watch = False,
     quick_: Annotated[
@@ -99,7 +103,7 @@ def submit(
     Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10
 
     Score other rows with a model that was fitted: mpt submit --data new.csv --model mine"""
-    beside = beside_of(name, tag, share, no_cache)
+    beside = beside_of(name, tag, share, no_cache) | not_none(project=project)
     if text is not None:
         refuse_table_of_texts(text, model)
         if data is not None:
@@ -166,6 +170,7 @@ def sweep(
     name: Name = None,
     tag: Tags = None,
     share: Share = False,
+    project: InProject = None,
     no_cache: NoCache = False,
     concurrency: Annotated[int | None, typer.Option(help="maximum concurrent runs")] = None,
     watch: Watch = False,
@@ -180,8 +185,7 @@ def sweep(
     if len(grid) < len(pairs):
         raise typer.BadParameter("--over has a field twice: give all its values at once, as 1,2,5")
     beside = beside_of(name, tag, share, no_cache)
-    if concurrency is not None:
-        beside["concurrency"] = concurrency
+    beside |= not_none(project=project, concurrency=concurrency)
     _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
 
 

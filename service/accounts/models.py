@@ -8,8 +8,10 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     LargeBinary,
+    ScalarSelect,
     String,
     false,
+    select,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -71,6 +73,12 @@ class Project(Base):
     max_gpu_hours_a_day: Mapped[float | None]
     max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """The limits count the experiments of all members in it. Null: no limit."""
+
+
+def name_of(project_id: Mapped[int]) -> "ScalarSelect[str]":
+    """Select the name of the project in a column; null for 0."""
+    name = select(Project.name).where(Project.id == project_id)
+    return name.correlate_except(Project).scalar_subquery()
 
 
 class ProjectMember(Base):

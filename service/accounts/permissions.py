@@ -118,7 +118,8 @@ def check_has_key(user: Caller) -> None:
     """Raise ApiError (403) for a browser's cookie: the new object would outlive the sign-out."""
     if user.by_cookie:
         detail = (
-            "a signed-in browser cannot add or change users, keys or sign-in codes: use an API key"
+            "a signed-in browser cannot add or change users, projects, keys or sign-in codes: use "
+            "an API key"
         )
         raise ApiError(HTTPStatus.FORBIDDEN, "key_needed", detail)
 

@@ -51,6 +51,72 @@ class UserChanges(RequestModel):
     """`sub` of the account that signs the user in at the lab's provider. null: none."""
 
 
+PROJECT_LIMITS = ("shares", "max_running", "max_submitted", "max_gpu_hours_a_day")
+"""Fields of a project that affect the queue."""
+
+
+class ProjectLimits(RequestModel):
+    """Shares and limits of a project. They count the experiments of all its members in it, besides
+    the limits of each member."""
+
+    shares: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Weight in fair sharing of all its members together, against users' own experiments and other
+    projects."""
+    max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Maximum number of running experiments. null: no limit; 0: none start."""
+    max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Maximum number of experiments that have not ended. null: no limit; 0: none."""
+    max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Maximum hours of GPU slots in 24 hours. null: no limit; 0: none."""
+
+
+Members = Annotated[list[Annotated[str, Field(pattern=NAME)]], Field(max_length=1000)]
+
+
+class NewProject(ProjectLimits):
+    name: Annotated[str, Field(pattern=NAME)]
+    """Lower-case letters, digits, dots, underscores and dashes. The name never changes."""
+    members: Members = Field([])
+    """Names of its members."""
+
+
+class ProjectChanges(ProjectLimits):
+    """Changes to a project. Omitted fields stay as they are."""
+
+    add_members: Members = Field([])
+    """Names of users who join it."""
+    remove_members: Members = Field([])
+    """Names of users who leave it. What they have queued in it still runs."""
+    open: bool | None = None
+    """False closes the project: it accepts no experiments, and those that it has still run."""
+
+
+class ProjectOut(ResponseModel):
+    """A project, its members and its limits."""
+
+    name: str
+    """Name of the project."""
+    open: bool
+    """False if it is closed: it accepts no experiments."""
+    members: list[str]
+    """Names of its members."""
+    created_at: Moment
+    """Time of creation."""
+    shares: int
+    """Weight in fair sharing of all its members together."""
+    max_running: int | None
+    """Maximum number of running experiments. null: no limit."""
+    max_submitted: int | None
+    """Maximum number of experiments that have not ended. null: no limit."""
+    max_gpu_hours_a_day: float | None
+    """Maximum hours of GPU slots in 24 hours. null: no limit."""
+
+
+class ProjectList(ResponseModel):
+    items: list[ProjectOut]
+    """Projects, by name."""
+
+
 class NewKey(RequestModel):
     name: Line | None = None
     """Purpose of the key."""

@@ -16,9 +16,9 @@ from sqlalchemy import (
     false,
     text,
 )
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, column_property, mapped_column, relationship
 
-from service.accounts.models import OWN, User
+from service.accounts.models import OWN, User, name_of
 from service.db.engine import Base, now, partial_index
 from service.db.visibility import Owned
 from service.sweeps.models import Sweep
@@ -141,6 +141,7 @@ class Experiment(Owned, Base):
     owner: Mapped[User] = relationship(lazy="raise")
     project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
     """Project to which its runs are charged; 0: its owner's own."""
+    project: Mapped[str | None] = column_property(name_of(project_id))
     pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Protects the experiment against removal by age, by quotas, and by its owner."""
     deleted_at: Mapped[float | None]

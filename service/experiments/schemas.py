@@ -15,6 +15,7 @@ from service.vocabulary import Action, Status, Visibility
 Tags = Annotated[list[Line], Field(max_length=50)]
 Note = Annotated[str, Field(max_length=10_000)]
 Priority = Annotated[int, Field(ge=-100, le=200)]
+ProjectName = Annotated[str, Field(min_length=1, max_length=100)]
 After = Annotated[list[ExperimentId], Field(max_length=100)]
 
 
@@ -41,6 +42,8 @@ class Submission(Described):
     """Spec of the computation."""
     after: After = Field([])
     """Ids of experiments that must succeed first. If one fails, this one fails too."""
+    project: ProjectName | None = None
+    """Name of a project of yours to which the run is charged. null: your own share."""
     cache: bool = True
     """False computes the experiment even if an earlier one that you may read computed the same."""
 
@@ -289,6 +292,8 @@ class Listed(ResponseModel):
     """Text written by the owner."""
     priority: int
     """Priority among the owner's experiments. Higher values run first."""
+    project: str | None
+    """Name of the project to which its runs are charged. null: the owner's own share."""
     created_at: Moment
     """Time of the submission."""
     status: Status

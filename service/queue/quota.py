@@ -11,13 +11,14 @@ from http import HTTPStatus
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from service.accounts.models import User
+from service.accounts import projects
+from service.accounts.models import Project, User
 from service.datasets.models import Dataset
 from service.experiments.models import Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.claims import MAX_PRIORITY
 from service.queue.sizes import EXPERIMENT_BYTES
-from service.refusals import ApiError
+from service.refusals import ApiError, invalid
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
 from service.vocabulary import TERMINAL, UNFINISHED
@@ -124,6 +125,29 @@ def check_limits(
     if count + more > most:
         asked = "" if more == 1 else f"; these are {more} more"
         detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+
+
+def check_project(session: Session, owner_id: int, project_id: int, more: int) -> None:
+    """Raises ApiError if the owner may not have `more` experiments in a project, also ones that are
+    retried. Locks the
+    project's row, so that two submissions do not both take the last place, and no admin closes it
+    meanwhile."""
+    row = select(Project).where(Project.id == project_id).with_for_update()
+    project = session.scalars(row.execution_options(populate_existing=True)).one()
+    usable = projects.usable(session, owner_id)
+    if project_id not in usable.values():
+        raise invalid([projects.not_usable(project.name, usable)])
+    in_project = select(func.count()).where(
+        Experiment.project_id == project_id, Experiment.status.in_(UNFINISHED)
+    )
+    count = session.scalar(in_project) or 0
+    if project.max_submitted is not None and count + more > project.max_submitted:
+        asked = "" if more == 1 else f"; these are {more} more"
+        detail = (
+            f"{count} experiments of project {project.name} have not ended, and its limit is "
+            f"{project.max_submitted}{asked}"
+        )
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 
 

@@ -21,6 +21,8 @@ from mptcore.specs import (
     spec_error,
     stored_spec,
 )
+from service.accounts import projects
+from service.accounts.models import OWN
 from service.datasets.sizes import Uploads
 from service.experiments.cache import CacheKeys, answer_of, earlier_results
 from service.experiments.inputs import Inputs
@@ -67,6 +69,8 @@ class Submissions(NamedTuple):
 
     owner_id: int
     entries: Sequence[Entry]
+    project_id: int = OWN
+    """Project of the points of a sweep."""
 
 
 def retry_entry(old: Experiment, in_request: Callable[[Problem], Problem] = lambda p: p) -> Entry:
@@ -113,7 +117,7 @@ class Prepared(NamedTuple):
 
 def prepare(session: Session, settings: Settings, submissions: Submissions) -> Prepared:
     """Complete and check submissions, and prepare their experiments. Raises ApiError."""
-    owner_id, entries = submissions
+    owner_id, entries, project_id = submissions
     uploads = Uploads(session, owner_id)
     order = _by_upload(entries)
     completed = _for_each(entries, order, lambda i: _completed(entries[i].sent, uploads))
@@ -121,7 +125,8 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
     after = {id for submission in completed for id in submission.after}
     _check_after(len(after))  # before they are looked up
     inputs = ReferencedInputs.of(session, uploads, specs, after)
-    checks = _Checks(settings, inputs, uploads, MemoryModel(session), Inputs(settings))
+    usable = projects.usable(session, owner_id)
+    checks = _Checks(settings, inputs, uploads, MemoryModel(session), Inputs(settings), usable)
     memory = _for_each(entries, order, lambda i: checks.check(completed[i], entries[i]))
     documents = [spec.model_dump(mode="json") for spec in specs]
     cache_keys = CacheKeys(inputs, checks.files)
@@ -131,7 +136,8 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
     experiments = []
     for i, (submission, key) in enumerate(zip(completed, keys, strict=True)):
         old, unfinished = entries[i].retry_of, inputs.unfinished(submission.spec, submission.after)
-        columns = columns_of(submission, documents[i], old, memory[i], unfinished, key)
+        in_project = project_id if submission.project is None else usable[submission.project]
+        columns = columns_of(submission, documents[i], old, memory[i], unfinished, key, in_project)
         answer = answer_of(earlier.get(key, ()), submission) if submission.cache else None
         experiments.append(PreparedExperiment(submission, columns, unfinished, answer, old))
     new = [one.columns["comes_after"] or () for one in experiments if one.cached_from is None]
@@ -221,6 +227,8 @@ class _Checks:
     uploads: Uploads
     memory: MemoryModel
     files: Inputs
+    usable: Mapping[str, int]
+    """Projects into which the owner may submit, by name."""
 
     def check(self, submission: Submission, entry: Entry) -> Memory:
         """Return the memory of a run. Raises SpecError for the problems of the submission. The spec
@@ -243,6 +251,9 @@ class _Checks:
             found = self.memory.problems(spec, memory) if is_new else []
         problems = [Problem(f"/spec{problem.pointer}", problem.detail) for problem in found]
         problems += after_problems(self.inputs, submission.after)
+        name = submission.project
+        if name is not None and name not in self.usable:
+            problems.append(projects.not_usable(name, self.usable))
         if memory is None or problems:
             raise SpecError(problems)
         return memory
@@ -255,6 +266,7 @@ def columns_of(
     memory: Memory | None = None,
     unfinished: Sequence[str] = (),
     cache_key: str | None = None,
+    project_id: int = OWN,
 ) -> dict[str, Any]:
     """Return the columns of a new experiment. `document` is its spec as it is stored."""
     comes_after = [*dict.fromkeys([*submission.after, *unfinished])] or None
@@ -276,5 +288,6 @@ def columns_of(
         "held": Held.AFTER if unfinished else Held.NOT,
         "retry_of": old.id if old else None,
         "sweep_id": old.sweep_id if old else None,
+        "project_id": old.project_id if old else project_id,
         **{name: getattr(submission, name) for name in BESIDE},
     }

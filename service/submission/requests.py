@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from mptcore.specs.stored import in_present_form
-from service.accounts import audit
+from service.accounts import audit, projects
+from service.accounts.models import OWN
 from service.accounts.permissions import find_own
 from service.accounts.users import Caller
 from service.datasets.sizes import is_incomplete
@@ -147,12 +148,23 @@ class NewSweep(SubmissionRequest):
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sent = self.sent
-        return Submissions(user.id, _points(settings, sent.spec, sent.after, sent))
+        points = _points(settings, sent.spec, sent.after, sent)
+        return Submissions(user.id, points, self._project_id(session, user))
 
     def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:
-        sweep = store.add(session, store.new(user.id, self.sent), settings.share)
+        new = store.new(user.id, self.sent, self._project_id(session, user))
+        sweep = store.add(session, new, settings.share)
         audit.note(session, user, "sweep.submitted", sweep.id, points=count)
         return sweep
+
+    def _project_id(self, session: Session, user: Caller) -> int:
+        """Return the project of its points. Raises ApiError."""
+        if self.sent.project is None:
+            return OWN
+        usable = projects.usable(session, user.id)
+        if self.sent.project not in usable:
+            raise invalid([projects.not_usable(self.sent.project, usable)])
+        return usable[self.sent.project]
 
 
 @dataclass(frozen=True)
@@ -167,7 +179,7 @@ class AddedPoints(SubmissionRequest):
         self._check(store.number_of_points(session, sweep.id))  # and again when they are stored
         spec = in_present_form(sweep.spec)
         entries = _points(settings, spec, sweep.comes_after, self.more)
-        return Submissions(sweep.owner_id, entries)
+        return Submissions(sweep.owner_id, entries, sweep.project_id)
 
     def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:
         sweep = find_own(session, user, Sweep, self.sweep_id)

@@ -5,9 +5,10 @@ A request is prepared once, without a lock. The transaction that stores it locks
 experiments refer to, so that none of it can be purged meanwhile, and compares it with what was
 prepared. PostgreSQL's `FOR KEY SHARE` lets a run that is referred to go on, because its heartbeats
 and its end change no key. On SQLite a transaction that writes is alone. The locks are acquired in
-this order: idempotency key, sweep, owner, uploads, experiments.
+this order: idempotency key, sweep, owner, projects, uploads, experiments.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import audit
-from service.accounts.models import AuditEntry
+from service.accounts.models import OWN, AuditEntry
 from service.accounts.permissions import check_still_valid
 from service.accounts.users import Caller
 from service.datasets.models import Dataset
@@ -138,7 +139,8 @@ def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
     of a sweep that is known to have no limit, because its row is locked."""
     columns: dict[str, Any] = {"sweep_id": one.columns["sweep_id"]}
     if sweep is not None and one.retry_of is None:
-        columns = {name: getattr(sweep, name) for name in ("tags", "priority", "visibility")}
+        copied = ("tags", "priority", "visibility", "project_id")
+        columns = {name: getattr(sweep, name) for name in copied}
         spec_bytes = one.columns["spec_bytes"] + of_texts(None, sweep.tags, None)
         columns |= {"sweep_id": sweep.id, "spec_bytes": spec_bytes}
     is_limited = sweep is None or sweep.concurrency is not None
@@ -163,6 +165,9 @@ def _check_limits(
     needed = EXPERIMENT_BYTES * len(rows) + spec_bytes + expected_bytes
     highest = max(row["priority"] for row in rows)
     quota.check_limits(session, owner_id, highest, len(rows), fair_share)
+    for project_id, count in sorted(Counter(row["project_id"] for row in rows).items()):
+        if project_id != OWN:
+            quota.check_project(session, owner_id, project_id, count)
     room.check(needed)
     for sweep_id in {row["sweep_id"] for row in rows} - {None}:
         sweeps.check_room(session, sweep_id, len(rows), spec_bytes)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, column_property, mapped_column, relationship
 
-from service.accounts.models import OWN, User
+from service.accounts.models import OWN, User, name_of
 from service.db.engine import Base, now
 from service.db.visibility import Owned
 
@@ -21,6 +21,7 @@ class Sweep(Owned, Base):
     owner: Mapped[User] = relationship(lazy="raise")
     project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
     """Project of its points; 0: their owner's own."""
+    project: Mapped[str | None] = column_property(name_of(project_id))
     deleted_at: Mapped[float | None]
     name: Mapped[str | None] = mapped_column(String(200))
     tags: Mapped[list[str]] = mapped_column(JSON)

@@ -12,6 +12,7 @@ from service.experiments.schemas import (
     FailureOut,
     Listed,
     Progress,
+    ProjectName,
 )
 from service.schemas import Page, ResponseModel
 from service.sweeps.expansion import MAX_POINTS, Points
@@ -36,6 +37,8 @@ class SweepSubmission(Described, MorePoints):
     """Ids of experiments that must succeed first. If one fails, the points fail too."""
     concurrency: Concurrency | None = None
     """Maximum number of runs at the same time, besides the owner's limit. null: no other limit."""
+    project: ProjectName | None = None
+    """Name of a project of yours to which the runs are charged. null: your own share."""
 
 
 class SweepChanges(Described):

@@ -66,6 +66,8 @@ EXAMPLES: dict[str, list[Document]] = {
     "DatasetChanges": [{"visibility": "lab"}],
     "NewUser": [{"name": "ann", "role": "member"}],
     "UserChanges": [{"role": "viewer"}],
+    "NewProject": [{"name": "vision", "shares": 3, "members": ["ann", "bob"]}],
+    "ProjectChanges": [{"add_members": ["carol"], "max_running": 4}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
     "NewOwnKey": [{"name": "laptop", "lasts_days": 30}],
     "NewDrain": [

@@ -116,6 +116,12 @@ def test_a_list_sends_the_typed_filters_and_prints_each_result(typed: Typed) -> 
          ("change_user", "ann", {"oidc_subject": "a-17"})),
         (["user", "set", "ann", "--subject", "none"],
          ("change_user", "ann", {"oidc_subject": None})),
+        (["project", "add", "vision", "--shares", "3", "--member", "ann", "--member", "bob"],
+         ("add_project", "vision", {"shares": 3, "members": ["ann", "bob"]})),
+        (["project", "set", "vision", "--remove", "ann", "--max-running", "none", "--reopen"],
+         ("change_project", "vision", {"remove_members": ["ann"], "max_running": None,
+                                       "open": True})),
+        (["project", "close", "vision"], ("change_project", "vision", {"open": False})),
         (["key", "add", "ann", "--label", "ci", "--scope", "read", "--scope", "submit",
           "--days", "2"],
          ("add_key", "ann", {"name": "ci", "scopes": ["read", "submit"], "lasts_days": 2.0})),
@@ -124,10 +130,13 @@ def test_a_list_sends_the_typed_filters_and_prints_each_result(typed: Typed) -> 
 def test_admins_change_users_and_keys(
     typed: Typed, words: list[str], called: tuple[Any, ...]
 ) -> None:
-    client = Recording(add_key={"key": "mpt_secret"}, change_user={"name": "ann"})
+    client = Recording(
+        add_key={"key": "mpt_secret"}, change_user={"name": "ann"},
+        add_project={"name": "vision"}, change_project={"name": "vision"},
+    )  # fmt: skip
     code, shown, error = typed(client, "admin", *words)
     assert (code, client.calls[0]) == (0, called), error
-    assert ("mpt_secret" in shown) == ("add" in words)
+    assert ("mpt_secret" in shown) == (words[1] == "add" and words[0] != "project")
 
 
 @pytest.mark.parametrize("limit", [["--max-running", "1.5"], ["--max-gpu-hours", "x"], []])

@@ -47,7 +47,7 @@ def set_usage(lab: SharedLab, usage: dict[Member, float]) -> None:
 def test_the_next_experiment_is_the_first_of_the_first_member_of_the_first_account(
     either: Database, monkeypatch: pytest.MonkeyPatch, seed: int, few: int
 ) -> None:
-    """As Slurm's Fair Tree: computed here from the top down, one level after the other."""
+    """Slurm calls it Fair Tree. It is computed here from the top down, level by level."""
     monkeypatch.setattr(claims, "FEW", few)
     pick = random.Random(seed)
     lab = SharedLab(either, FairShare(spare_slots=0), cpus=1)

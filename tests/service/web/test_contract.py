@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
 from mptcore.specs import validate_spec
+from service.accounts import projects
 from service.accounts.users import ensure_key
 from service.app import create_app
 from service.datasets.models import Dataset
@@ -164,6 +165,8 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/drains": [{"json": {"host": "gpu3"}}],
     "POST /v1/users": [{"json": {"name": "new"}}],
     "PATCH /v1/users/{name}": [{"json": {"role": "viewer"}}],
+    "POST /v1/projects": [{"json": {"name": "new"}}],
+    "PATCH /v1/projects/{name}": [{"json": {"shares": 3}}],
     "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
     "POST /v1/sign-in": [{"sign_in": True, "own_page": True}],
     "POST /v1/sign-in:preview": [{"code": True, "own_page": True}],
@@ -219,6 +222,8 @@ def ask(
     url = re.sub(r"\{(\w+)\}", lambda part: names[part[1]], path)
     if path.startswith("/v1/presets/"):
         url = url.replace("a.txt", "table1")
+    if path.startswith("/v1/projects/"):
+        url = url.replace("a.txt", "vision")
     if path.startswith("/v1/users/"):
         url = url.replace("a.txt", "other")
     params: dict[str, str] = dict(how.pop("params", {}))
@@ -263,6 +268,7 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
         line = {"level": "info", "message": "begun"}
         session.add(Event(experiment_id=experiment_id, kind="log", seq=1, data=line))
         other, _ = ensure_key(session, "other", key_file)
+        projects.add(session, "vision")
         session.add(Sweep(id=experiment_id, owner_id=1, tags=[], priority=0, spec=ppca_spec(),
                           fields=[], comes_after=[]))  # fmt: skip
         hook = {"owner_id": other.id, "url": "", "secret": "", "statuses": "failed"}

@@ -17,7 +17,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from service.accounts import accounts
+from service.accounts import accounts, projects
 from service.accounts.models import ApiKey, User
 from service.app import create_app
 from service.datasets.models import Dataset
@@ -78,7 +78,7 @@ def row(method: str, path: str, statuses: str, **how: Any) -> Row:
 
 
 SPEC = {"spec": ppca_spec()}
-HOST = "drained"
+HOST, PROJECT = "drained", "vision"
 TWO_POINTS = {"grid": {"seeds": [[4], [44]]}}
 ONE, UPLOAD = "/v1/experiments/{experiment_id}", "/v1/datasets/{dataset_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
@@ -177,6 +177,11 @@ MATRIX = [
         body={"name": "new"}, scope=Scope.ADMIN),
     row("PATCH", "/v1/users/{name}",        "403  403   403    200   403    401  401  401  403",
         body={"role": "member"}, scope=Scope.ADMIN),
+    row("GET", "/v1/projects",              "200  200   200    200   200    401  401  401  403"),
+    row("POST", "/v1/projects",             "403  403   403    201   403    401  401  401  403",
+        body={"name": "new"}, scope=Scope.ADMIN),
+    row("PATCH", "/v1/projects/{name}",     "403  403   403    200   403    401  401  401  403",
+        body={"shares": 2}, scope=Scope.ADMIN),
     row("GET", "/v1/users/{name}/keys",     "200  404   404    200   404    401  401  401  403"),
     row("POST", "/v1/users/{name}/keys",    "403  403   403    201   403    401  401  401  403",
         body={"name": "laptop"}, scope=Scope.ADMIN),
@@ -310,6 +315,7 @@ def _keys(database: Database) -> dict[str, str]:
         owner, other = (accounts.add(session, name, Role.MEMBER) for name in ("owner", "other"))
         assert owner is not None
         assert other is not None
+        projects.add(session, PROJECT)
         key("owner", owner)
         key("other", other)
         key("shared", other)
@@ -368,6 +374,8 @@ def ask(lab: Lab, one: Row, caller: str, method: str) -> int:
     path = one.path.format_map(_Names(objects))
     if one.path.startswith("/v1/presets/"):
         path = path.replace("a.txt", "table1")
+    if one.path.startswith("/v1/projects/"):
+        path = path.replace("a.txt", PROJECT)
     if one.path.startswith("/v1/users/"):
         path = path.replace("a.txt", "owner")
     if "/v1/drains" in one.path:
