@@ -483,3 +483,8 @@ class Client(Connection):
     def usage(self) -> list[Json]:
         """List each user's use of the server, heaviest recent user first; for admins."""
         return self._items("/v1/usage")
+
+    def projects_usage(self) -> list[Json]:
+        """List each project's use of the server, by name; for admins."""
+        projects: list[Json] = self._call("GET", "/v1/usage").get("projects", [])
+        return projects

@@ -297,8 +297,12 @@ def undrain(
 @app.command()
 @with_context
 def usage(context: CommandContext) -> None:
-    """Show each user's share and usage of the server, heaviest recent user first."""
+    """Show each user's share and usage of the server, heaviest recent user first, then those of
+    projects."""
     rows = [{**user, **user["share"]} for user in context.client.usage()]
+    for project in context.client.projects_usage():
+        name = f"project {project['name']}"
+        rows.append({**project, **project["share"], "name": name, "kept_bytes": None})
     columns = ("raw_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
     context.show(rows, "name", "running", "kept_bytes", *columns)
 

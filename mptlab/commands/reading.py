@@ -340,6 +340,8 @@ def _queue_lines(queue: Json, planned: Sequence[Json]) -> Iterator[str]:
     )
     if (hours := queue["max_gpu_hours_a_day"]) is not None:
         yield f"GPU-hours in the last 24 h: {queue['gpu_hours']:.3g} of {hours:g}"
+    for project in queue.get("projects", ()):
+        yield _project_line(project)
     for drain in planned:
         yield (
             f"{drain['host']} is drained from {local_time(drain['starts_at'])} on: runs that would "
@@ -354,12 +356,23 @@ def _queue_lines(queue: Json, planned: Sequence[Json]) -> Iterator[str]:
         yield printable(f"{slot['name']}: {', '.join(_turn(slot))}")
 
 
+def _project_line(project: Json) -> str:
+    """Return a project's share, its part of the usage, and its runs."""
+    share, limit = project["share"], project["max_running"]
+    running = f"running {project['running']}" + ("" if limit is None else f" of {limit}")
+    hours = project["max_gpu_hours_a_day"]
+    of_gpus = "" if hours is None else f", GPU-hours {project['gpu_hours']:.3g} of {hours:g}"
+    parts = f"share {share['norm_shares']:.1%}, used {share['effectv_usage']:.1%}"
+    return f"project {project['name']}: {parts}, {running}{of_gpus}"
+
+
 def _turn(slot: Json) -> Iterator[str]:
     """Yield whose run a worker has and until when at least, and who may displace it."""
     if slot["owner"] is None:
         yield "no run"
         return
-    yield f"{slot['owner']}'s {slot['title'] or 'run'} since {local_time(slot['since'])}"
+    project = f" in {slot['project']}" if slot.get("project") else ""
+    yield f"{slot['owner']}'s {slot['title'] or 'run'}{project} since {local_time(slot['since'])}"
     if slot["displaced_by"]:
         yield f"until {local_time(slot['keeps_until'])} at least"
     if slot["expected_end"]:

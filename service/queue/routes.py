@@ -1,6 +1,6 @@
 """Routes of users' positions in the queue."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
@@ -14,7 +14,15 @@ from service.queue import quota, shares, turns
 from service.queue.forecast import Running
 from service.queue.ledger import Member
 from service.queue.position import queue_positions
-from service.queue.schemas import QueuedOut, QueueOut, SlotOut, UsageList, UsageOut
+from service.queue.schemas import (
+    ProjectUsage,
+    QueuedOut,
+    QueueOut,
+    SlotOut,
+    UsageList,
+    UsageOut,
+)
+from service.queue.shares import Standing
 from service.queue.snapshot import QueueSnapshot
 from service.queue.turns import Slot
 from service.web.dependencies import Admin, DatabaseDep, QueueSnapshotsDep, Reader
@@ -50,6 +58,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         kept_bytes=kept_bytes,
         max_bytes=max_bytes,
         share=shares.share_of(user.id, standings, submitters),
+        projects=_projects(standings, submitters, user.id),
         items=[
             QueuedOut.of(one, queue=found[one.id], title=titles[one.id])
             for one in waiting
@@ -57,6 +66,29 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         ],
         slots=slots,
     )
+
+
+def _projects(
+    standings: list[Standing], submitters: Collection[int], member_id: int | None = None
+) -> list[ProjectUsage]:
+    """Return the usage of all projects that have members, or of a user's."""
+    projects = {
+        one.project_id: one.account
+        for one in standings
+        if one.project_id and member_id in (None, one.owner_id)
+    }
+    found = [
+        ProjectUsage(
+            name=account.project or "",
+            running=account.running,
+            max_running=account.max_running,
+            gpu_hours=None if account.max_gpu_hours is None else account.gpu_hours,
+            max_gpu_hours_a_day=account.max_gpu_hours,
+            share=shares.share_of_project(id, standings, submitters),
+        )
+        for id, account in projects.items()
+    ]
+    return sorted(found, key=lambda project: project.name)
 
 
 def _slots(session: Session, snapshot: QueueSnapshot, user: Caller) -> list[SlotOut]:
@@ -77,12 +109,13 @@ def _slot(slot: Slot, snapshot: QueueSnapshot, titles: Mapping[str, str]) -> Slo
         name=turns.slot_name(slot.place),
         queue=slot.place.queue,
         owner=None if run is None else snapshot.standings[run.member].name,
+        project=None if run is None else snapshot.standings[run.member].account.project,
         experiment_id=id,
         title=None if id is None else titles[id],
         since=None if run is None else moment(run.started_at),
         keeps_until=None if run is None or not slice_s else moment(run.started_at + slice_s),
         expected_end=None if run is None else moment(run.end),
-        displaced_by=[one.name for one in slot.displacers[: turns.SHOWN_NAMES]],
+        displaced_by=[*dict.fromkeys(one.name for one in slot.displacers)][: turns.SHOWN_NAMES],
         gives_way_to=None if run is None else _other(run, snapshot, titles),
     )
 
@@ -113,5 +146,6 @@ def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: A
                 share=shares.share_of(one.owner_id, standings, submitters),
             )
             for one in own
-        ]
+        ],
+        projects=_projects(standings, submitters),
     )

@@ -94,6 +94,8 @@ class SlotOut(ResponseModel):
     """Queue that it serves: `cpu` or `gpu`."""
     owner: str | None
     """Name of the user whose run it has. null: it has none."""
+    project: str | None
+    """Name of the project that the run is charged to. null: none."""
     experiment_id: str | None
     """Id of the run. null: none, or you may not read it."""
     title: str | None
@@ -111,6 +113,23 @@ class SlotOut(ResponseModel):
     gives_way_to: str | None
     """Experiment that it is asked to give way to now: its owner's name, and its title if you may
     read it. null: none."""
+
+
+class ProjectUsage(ResponseModel):
+    """A project's usage of the server, by all its members in it."""
+
+    name: str
+    """Name of the project."""
+    running: int
+    """Number of running experiments."""
+    max_running: int | None
+    """Maximum number of running experiments. null: no limit."""
+    gpu_hours: float | None
+    """Hours of GPU slots in the last 24 hours. null: it has no limit of GPU hours."""
+    max_gpu_hours_a_day: float | None
+    """Maximum hours of GPU slots in 24 hours. null: no limit."""
+    share: Share
+    """The project's share of the server."""
 
 
 class QueueOut(ResponseModel):
@@ -134,7 +153,9 @@ class QueueOut(ResponseModel):
     max_bytes: int | None
     """Maximum of `kept_bytes`. null: no limit."""
     share: Share
-    """Your share of the server."""
+    """Your share of the server, with what you run outside of projects."""
+    projects: list[ProjectUsage]
+    """Your projects, by name, also those that you have left."""
     items: list[QueuedOut]
     """The first hundred queued experiments, in their order."""
     slots: list[SlotOut]
@@ -156,4 +177,6 @@ class UsageOut(ResponseModel):
 
 class UsageList(ResponseModel):
     items: list[UsageOut]
-    """Users, those with the most recent usage first."""
+    """Users, those with the most recent usage first, with what they run outside of projects."""
+    projects: list[ProjectUsage]
+    """Projects with members, by name."""

@@ -150,16 +150,34 @@ def share_of(owner_id: int, standings: list[Standing], submitters: Collection[in
     """Return the share of a user's own account. Users share the server if they may submit and have
     submitted or used something; the user itself counts if it may submit. Projects share it if they
     have used something. All use counts, whoever it was."""
-    own = [one for one in standings if one.project_id == OWN]
-    mine = next(one for one in own if one.owner_id == owner_id)
-    projects = {one.project_id: one.account for one in standings if one.project_id != OWN}
-    sharers: list[Standing | Account] = [
-        one
-        for one in own
-        if one.may_submit and (one is mine or one.charged_s or one.owner_id in submitters)
+    mine = next(one for one in standings if one.member == Member(owner_id))
+    return _share(mine.account, standings, {*submitters, owner_id}, mine.may_submit)
+
+
+def share_of_project(
+    project_id: int, standings: list[Standing], submitters: Collection[int]
+) -> Share:
+    """Return a project's share."""
+    mine = next(one.account for one in standings if one.project_id == project_id)
+    return _share(mine, standings, submitters)
+
+
+def _share(
+    mine: Account,
+    standings: list[Standing],
+    submitters: Collection[int],
+    may_submit: bool = True,
+) -> Share:
+    sharers = [
+        one.account
+        for one in standings
+        if one.project_id == OWN
+        and one.may_submit
+        and (one.charged_s or one.owner_id in submitters)
     ]
-    sharers += [one for one in projects.values() if one.charged_s]
-    norm_shares = mine.shares / sum(one.shares for one in sharers) if mine.may_submit else 0.0
+    projects = {one.project_id: one.account for one in standings if one.project_id != OWN}
+    sharers += [one for one in projects.values() if one is mine or one.charged_s]
+    norm_shares = mine.shares / sum(one.shares for one in sharers) if may_submit else 0.0
     all_usage_s = math.fsum(one.charged_s for one in standings)
     effectv_usage = mine.charged_s / all_usage_s if all_usage_s else 0.0
     behind = sum(one.charged_s / one.shares >= mine.charged_s / mine.shares for one in sharers)
@@ -169,7 +187,7 @@ def share_of(owner_id: int, standings: list[Standing], submitters: Collection[in
         raw_usage=mine.charged_s,
         effectv_usage=effectv_usage,
         level_fs=norm_shares / effectv_usage if effectv_usage else None,
-        fair_share=behind / len(sharers) if mine.may_submit else 0.0,
+        fair_share=behind / len(sharers) if may_submit else 0.0,
     )
 
 

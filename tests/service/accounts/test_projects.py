@@ -132,6 +132,19 @@ def test_members_see_their_own_projects_alone(
     assert names(ann) == []
 
 
+def test_the_queue_and_the_usage_have_the_projects(
+    admin: TestClient, ann: dict[str, str], bob: dict[str, str], vision: str
+) -> None:
+    change(admin, vision, max_running=4)
+    mine = admin.get("/v1/queue", headers=ann).json()
+    (project,) = mine["projects"]
+    assert (project["name"], project["running"], project["max_running"]) == (vision, 0, 4)
+    assert project["share"]["raw_shares"] == 3
+    assert mine["share"]["raw_shares"] == 1
+    assert admin.get("/v1/queue", headers=bob).json()["projects"] == []
+    assert [one["name"] for one in admin.get("/v1/usage").json()["projects"]] == [vision]
+
+
 def test_changes_of_projects_are_in_the_audit_log(admin: TestClient, vision: str) -> None:
     change(admin, vision, max_running=4, open=False)
     newest, first = admin.get("/v1/audit", params={"object_id": vision}).json()["items"]

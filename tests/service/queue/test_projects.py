@@ -10,7 +10,7 @@ from service.accounts.models import OWN
 from service.db.engine import Database
 from service.experiments.models import Experiment, Queue, Usage
 from service.fair_share import HOUR_S, FairShare
-from service.queue import claims
+from service.queue import claims, shares
 from service.queue.ledger import Member
 from service.queue.position import queue_positions
 from service.queue.rooms import places
@@ -51,11 +51,11 @@ def test_the_next_experiment_is_the_first_of_the_first_member_of_the_first_accou
     monkeypatch.setattr(claims, "FEW", few)
     pick = random.Random(seed)
     lab = SharedLab(either, FairShare(spare_slots=0), cpus=1)
-    shares = {lab.user(f"user {of} {i}", shares=of): of for of in (1, 2, 4) for i in range(3)}
+    of_users = {lab.user(f"user {of} {i}", shares=of): of for of in (1, 2, 4) for i in range(3)}
     project_shares = {}
-    members = [Member(id) for id in shares]
+    members = [Member(id) for id in of_users]
     for i in range(4):
-        some = pick.sample([*shares], pick.randint(1, 5))
+        some = pick.sample([*of_users], pick.randint(1, 5))
         of = pick.choice([1, 3, 5])
         project = lab.project(f"project {i}", some, shares=of)
         project_shares[project] = of
@@ -72,13 +72,13 @@ def test_the_next_experiment_is_the_first_of_the_first_member_of_the_first_accou
     def of_account(account: tuple[int, int]) -> float:
         used_s = sum(used_s for one, used_s in usage.items() if one.account == account)
         owner_id, project = account
-        return used_s / (project_shares[project] if project else shares[owner_id])
+        return used_s / (project_shares[project] if project else of_users[owner_id])
 
     while waiting:
         accounts = {member.account for member in waiting}
         lowest = min(map(of_account, accounts))
         tied = [one for one in waiting if of_account(one.account) <= lowest + CLOSE]
-        in_it = {one: usage.get(one, 0.0) / shares[one.owner_id] for one in tied}
+        in_it = {one: usage.get(one, 0.0) / of_users[one.owner_id] for one in tied}
         least = min(in_it.values())
         firsts = {one: min(waiting[one]) for one in tied if in_it[one] <= least + CLOSE}
         expected = min(firsts.values(), key=lambda first: first[1])
@@ -156,6 +156,22 @@ def test_a_member_does_not_gain_by_the_usage_of_the_project(database: Database) 
     (own,) = lab.submit(bob, 1, JOB_S)
     lab.run()
     assert [id for _, _, id in lab.starts][:2] == [own, of_eve]
+
+
+def test_the_share_of_a_project_is_that_of_all_its_members(database: Database) -> None:
+    lab = SharedLab(database, FairShare(), cpus=1)
+    ann, bob = lab.user("ann"), lab.user("bob")
+    project = lab.project("vision", [ann, bob], shares=2)
+    set_usage(lab, {Member(ann, project): 200.0, Member(bob, project): 100.0, Member(bob): 100.0})
+    with database.snapshot() as session:
+        everyone = shares.standings(session, lab.fair_share)
+    of_project = shares.share_of_project(project, everyone, ())
+    assert of_project.raw_usage == pytest.approx(300, rel=1e-3)
+    assert of_project.effectv_usage == pytest.approx(3 / 4, rel=1e-3)
+    assert of_project.norm_shares == pytest.approx(2 / 3)
+    own = shares.share_of(bob, everyone, ())
+    assert own.effectv_usage == pytest.approx(1 / 4, rel=1e-3)
+    assert own.norm_shares == pytest.approx(1 / 3)
 
 
 def test_both_limits_hold(either: Database) -> None:

@@ -48,6 +48,8 @@ function Usage({ queue }) {
     ["Share of the lab", `${number(100 * share.norm_shares, 3)} %`],
     ["Share of what was used", `${number(100 * share.effectv_usage, 3)} %`],
     ["Recent use", `${duration(share.raw_usage)} of a CPU slot`],
+    ...queue.projects.map((one) => [`Project ${one.name}`, html`${of(one.running, one.max_running)} running,
+      ${number(100 * one.share.effectv_usage, 3)} % of the use for ${number(100 * one.share.norm_shares, 3)} % of the lab`]),
   ];
   return html`<section class="card">
     <h2>My usage</h2>
@@ -71,8 +73,8 @@ function memory({ gpu, ...worker }) {
 /** Whose run a worker has, until when at least, and who may displace it. */
 function Turn({ slot }) {
   if (!slot?.owner) return null;
-  const { owner, title, experiment_id: id, displaced_by: others } = slot;
-  return html`${owner}'s ${id ? html`<a href=${`/experiments/${id}`}>${title}</a>` : "run"}
+  const { owner, title, project, experiment_id: id, displaced_by: others } = slot;
+  return html`${owner}'s ${id ? html`<a href=${`/experiments/${id}`}>${title}</a>` : "run"}${project && ` in ${project}`}
     <div class="muted small">since ${dateTime(slot.since)}${slot.expected_end && html`, expected to end ${dateTime(slot.expected_end)}`}
       ${others.length > 0 && html`<br />until ${dateTime(slot.keeps_until)} at least, then it may give way to ${others.join(" or ")}`}
       ${slot.gives_way_to && html`<br />now it is asked to give way to ${slot.gives_way_to}`}</div>`;
