@@ -35,6 +35,13 @@ def upgrade() -> None:
     for table in ("experiments", "attempts", "sweeps"):
         project = sa.Column("project_id", sa.Integer(), nullable=False, server_default="0")
         op.add_column(table, project)
+    op.create_index(
+        "ix_experiments_project",
+        "experiments",
+        ["project_id", "status"],
+        sqlite_where=sa.text("project_id <> 0"),
+        postgresql_where=sa.text("project_id <> 0"),
+    )
     _index_startable("owner_id", "project_id", sa.text("priority DESC"), "id", "memory_bytes")
     _replace_usage(sa.Column("project_id", sa.Integer(), primary_key=True, autoincrement=False))
 
@@ -43,6 +50,7 @@ def downgrade() -> None:
     op.execute("DELETE FROM usage WHERE project_id <> 0")
     _replace_usage()
     _index_startable("owner_id", sa.text("priority DESC"), "id", "memory_bytes")
+    op.drop_index("ix_experiments_project", "experiments")
     for table in ("sweeps", "attempts", "experiments"):
         op.drop_column(table, "project_id")
     op.drop_table("project_members")

@@ -84,6 +84,9 @@ NEVER_STARTED = "status = 'cancelled' AND attempt = 0 AND sweep_id IS NULL"
 because PostgreSQL's generic plans use a partial index only for literals."""
 
 
+IN_PROJECT = f"project_id <> {OWN}"
+
+
 def _inside(name: str, column: str, where: str | None = None) -> Index:
     """GIN index for PostgreSQL: elements of a list, and values of an object's fields."""
     inside = text(f"({column}::jsonb) jsonb_path_ops")
@@ -113,6 +116,7 @@ class Experiment(Owned, Base):
         partial_index("ix_experiments_startable_cpu", STARTABLE_ORDER, STARTABLE[Queue.CPU]),
         partial_index("ix_experiments_startable_gpu", STARTABLE_ORDER, STARTABLE[Queue.GPU]),
         partial_index("ix_experiments_running", ["owner_id", "queue"], "status = 'running'"),
+        partial_index("ix_experiments_project", ["project_id", "status"], IN_PROJECT),
         partial_index("ix_experiments_queued", ["created_at"], "status = 'queued'"),
         partial_index(
             "ix_experiments_sweep", ["sweep_id", "status", "held", "id"], "sweep_id IS NOT NULL"

@@ -8,13 +8,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, select, text
 from sqlalchemy.orm import Session
 
 from service.accounts import projects
 from service.accounts.models import Project, User
 from service.datasets.models import Dataset
-from service.experiments.models import Checkpoint, Experiment
+from service.experiments.models import IN_PROJECT, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.claims import MAX_PRIORITY
 from service.queue.sizes import EXPERIMENT_BYTES
@@ -138,11 +138,12 @@ def check_project(session: Session, owner_id: int, project_id: int, more: int) -
     usable = projects.usable(session, owner_id)
     if project_id not in usable.values():
         raise invalid([projects.not_usable(project.name, usable)])
-    in_project = select(func.count()).where(
-        Experiment.project_id == project_id, Experiment.status.in_(UNFINISHED)
-    )
+    if project.max_submitted is None:
+        return
+    unfinished = Experiment.status.in_(UNFINISHED) & text(IN_PROJECT)
+    in_project = select(func.count()).where(Experiment.project_id == project_id, unfinished)
     count = session.scalar(in_project) or 0
-    if project.max_submitted is not None and count + more > project.max_submitted:
+    if count + more > project.max_submitted:
         asked = "" if more == 1 else f"; these are {more} more"
         detail = (
             f"{count} experiments of project {project.name} have not ended, and its limit is "
