@@ -110,13 +110,14 @@ def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> Non
     """Check that folded and unfolded usage together equal the sum of all lines."""
     lines = session.scalars(select(Attempt)).all()
     for usage in session.scalars(select(Usage)):
-        folded = [line for line in lines if line.owner_id == usage.owner_id and line.folded]
+        member = (usage.owner_id, usage.project_id)
+        folded = [line for line in lines if use_of(line).member == member and line.folded]
         expected = decayed_usage(fair_share, map(use_of, folded), usage.as_of)
         counts.wrong_usages += not math.isclose(
             usage.settled_s, expected, rel_tol=1e-9, abs_tol=1e-6
         )
-    known = set(session.scalars(select(Usage.owner_id)))
-    counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
+    known = {(usage.owner_id, usage.project_id) for usage in session.scalars(select(Usage))}
+    counts.wrong_usages += any(line.folded and use_of(line).member not in known for line in lines)
 
 
 def _check_counters(session: Session, counts: Counts) -> None:

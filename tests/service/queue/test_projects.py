@@ -209,5 +209,5 @@ def reason(lab: SharedLab, id: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_accounts_and_members_get_their_shares(seed: int, database: Database) -> None:
-    """tests.chaos.fairness simulates a thousand of these labs."""
+    """`python -m tests.chaos.fairness 1000 projects` simulates a thousand of these labs."""
     assert far_from_their_shares(database, seed) == []
