@@ -36,16 +36,20 @@ class DesiredState(StrEnum):
 
 
 class Visibility(StrEnum):
-    """Users that may read a row and start from it: its owner, or everyone in the lab."""
+    """Users that may read a row and start from it: its owner, the members of its project, or
+    everyone in the lab."""
 
     PRIVATE = "private"
+    PROJECT = "project"
     LAB = "lab"
 
 
 class Whose(StrEnum):
-    """Scope of a list: the caller's own, shared with the lab, or, for admins, all."""
+    """Scope of a list: the caller's own, shared with the caller's projects, shared with the lab,
+    or, for admins, all."""
 
     MINE = "mine"
+    PROJECT = "project"
     LAB = "lab"
     ALL = "all"
 

@@ -32,7 +32,7 @@ def upgrade() -> None:
         sa.Column("user_id", sa.Integer(), sa.ForeignKey("users.id"), primary_key=True, index=True),
         sa.Column("left_at", sa.Double()),
     )
-    for table in ("experiments", "attempts", "sweeps"):
+    for table in ("experiments", "attempts", "sweeps", "datasets"):
         project = sa.Column("project_id", sa.Integer(), nullable=False, server_default="0")
         op.add_column(table, project)
     op.create_index(
@@ -42,6 +42,13 @@ def upgrade() -> None:
         sqlite_where=sa.text("project_id <> 0"),
         postgresql_where=sa.text("project_id <> 0"),
     )
+    op.create_index(
+        "ix_experiments_shared_with_project",
+        "experiments",
+        ["project_id", "created_at", "id"],
+        sqlite_where=sa.text("visibility = 'project'"),
+        postgresql_where=sa.text("visibility = 'project'"),
+    )
     _index_startable("owner_id", "project_id", sa.text("priority DESC"), "id", "memory_bytes")
     _replace_usage(sa.Column("project_id", sa.Integer(), primary_key=True, autoincrement=False))
 
@@ -50,8 +57,11 @@ def downgrade() -> None:
     op.execute("DELETE FROM usage WHERE project_id <> 0")
     _replace_usage()
     _index_startable("owner_id", sa.text("priority DESC"), "id", "memory_bytes")
+    for table in ("experiments", "sweeps", "datasets"):
+        op.execute(f"UPDATE {table} SET visibility = 'private' WHERE visibility = 'project'")
+    op.drop_index("ix_experiments_shared_with_project", "experiments")
     op.drop_index("ix_experiments_project", "experiments")
-    for table in ("sweeps", "attempts", "experiments"):
+    for table in ("datasets", "sweeps", "attempts", "experiments"):
         op.drop_column(table, "project_id")
     op.drop_table("project_members")
     op.drop_table("projects")

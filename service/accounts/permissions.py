@@ -21,7 +21,7 @@ from service.vocabulary import SCOPES, Action, Whose
 def check_whose(whose: Whose, user: Caller) -> None:
     """Raises ApiError if the caller may not request such a list."""
     if whose == Whose.ALL and not user.is_admin:
-        raise invalid([Problem("/query/whose", "mine or lab: only an admin may list all")])
+        raise invalid([Problem("/query/whose", "mine, project or lab: only an admin may list all")])
 
 
 Row = TypeVar("Row", Dataset, Experiment, Sweep)
@@ -57,8 +57,8 @@ def permitted(row: Row, user: Caller, actions: Collection[Action]) -> list[Actio
 
 
 def find_readable(session: Session, user: Caller, table: type[Row], id: str) -> Row | None:
-    """Return a row if the caller owns it, if it is shared with the lab, or if the caller may read
-    everything."""
+    """Return a row if the caller owns it, if it is shared with a project of the caller or the lab,
+    or if the caller may read everything."""
     if not id.isalnum():
         return None
     found: Row | None = session.scalar(_BY_ID[table], {"id": id, **reader(user.id, user.is_admin)})
@@ -95,8 +95,8 @@ def newest(
     before: str | None,
     *options: ORMOption,
 ) -> Sequence[Row]:
-    """Return the caller's rows, those shared with the lab, or all, newest first, older than
-    `before`. Raises ApiError."""
+    """Return the caller's rows, those shared with the caller's projects or the lab, or all, newest
+    first, older than `before`. Raises ApiError."""
     check_whose(whose, user)
     query = select(table).where(listed(table, user.id, whose))
     query = query.options(joinedload(table.owner), *options)

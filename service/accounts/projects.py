@@ -1,15 +1,18 @@
 """Find and change projects and their members. No function commits."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.accounts.models import Project, ProjectMember, User
+from service.accounts.models import OWN, Project, ProjectMember, User
 from service.db.engine import now
 from service.db.notices import notify
+from service.refusals import ApiError, invalid
+from service.vocabulary import Visibility
 
 
 def add(session: Session, name: str) -> Project | None:
@@ -106,3 +109,38 @@ def not_usable(name: str, usable: Collection[str]) -> Problem:
     instead = f"you may use {', '.join(usable)}" if usable else "you are in no open project"
     detail = f"you are in no open project {name}: {instead}; without this field it is your own"
     return Problem("/project", detail)
+
+
+def chosen(session: Session, user_id: int, name: str | None, within: str = "") -> int:
+    """Return the id of an open project of a user, or OWN without a name. `within` is the place in
+    the request. Raises ApiError."""
+    if name is None:
+        return OWN
+    mine = usable(session, user_id)
+    if name not in mine:
+        raise _refused(not_usable(name, mine), within)
+    return mine[name]
+
+
+IN_NO_PROJECT = Problem(
+    "/visibility", "private or lab: project is for what is in a project, and this is in none"
+)
+
+
+def chosen_visibility(wanted: Visibility | None, project_id: int, within: str = "") -> Visibility:
+    """Return the visibility of something in a project: without a wish, its members may read it.
+    Raises ApiError if it is to be open to a project and is in none."""
+    if wanted == Visibility.PROJECT and project_id == OWN:
+        raise _refused(IN_NO_PROJECT, within)
+    return wanted or (Visibility.PRIVATE if project_id == OWN else Visibility.PROJECT)
+
+
+def choose_visibility(changes: dict[str, Any], project_id: int) -> None:
+    """Set the visibility in the changes of something in a project, if they have one. Raises
+    ApiError."""
+    if "visibility" in changes:
+        changes["visibility"] = chosen_visibility(changes["visibility"], project_id)
+
+
+def _refused(problem: Problem, within: str) -> ApiError:
+    return invalid([Problem(within + problem.pointer, problem.detail)])

@@ -4,9 +4,15 @@ from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
-from sqlalchemy.orm import Mapped, mapped_column, object_session, relationship
+from sqlalchemy.orm import (
+    Mapped,
+    column_property,
+    mapped_column,
+    object_session,
+    relationship,
+)
 
-from service.accounts.models import User
+from service.accounts.models import OWN, User, name_of
 from service.db.engine import Base, now
 from service.db.visibility import Owned
 
@@ -29,6 +35,10 @@ class Dataset(Owned, Base):
 
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
     owner: Mapped[User] = relationship(lazy="raise")
+    project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
+    """Project whose members may read it, if its visibility says so; 0: none. Its bytes count for
+    its owner."""
+    project: Mapped[str | None] = column_property(name_of(project_id))
     name: Mapped[str] = mapped_column(String(200))
     format: Mapped[str] = mapped_column(String(16))
     bytes: Mapped[int] = mapped_column(BigInteger)

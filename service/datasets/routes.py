@@ -12,11 +12,13 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
 from mptcore.specs.vectors import TABLE_FORMATS, ColumnName, TableOptions
-from service.accounts import audit
+from service.accounts import audit, projects
+from service.accounts.models import OWN
 from service.accounts.permissions import check_still_valid, find, find_own, newest
 from service.accounts.users import Caller
 from service.datasets import store
@@ -25,6 +27,7 @@ from service.datasets.models import CONTENTS, Dataset
 from service.datasets.schemas import DatasetChanges, DatasetOut, DatasetPage, DatasetSummary
 from service.datasets.sizes import summary
 from service.db.engine import Database
+from service.experiments.schemas import ProjectName
 from service.places import Places
 from service.queue import quota, sizes
 from service.queue.quota import Room
@@ -128,12 +131,21 @@ async def upload(
     user: Submitter,
     options: ReadingOptions,
     visibility: Annotated[
-        Visibility, Query(description="`private`, or `lab`: everyone in the lab may use it.")
-    ] = Visibility.PRIVATE,
+        Visibility | None,
+        Query(
+            description="`private`; `project`: the members of its project may use it; or `lab`: "
+            "everyone in the lab may. Default: `project` with a `project`, else `private`."
+        ),
+    ] = None,
+    project: Annotated[
+        ProjectName | None,
+        Query(description="Name of a project of yours whose members may use it."),
+    ] = None,
 ) -> DatasetOut:
     """Upload a file (the raw body) of numbers, N observations × D dimensions, or of text. If the
     same bytes were uploaded before with the same options, the answer is the existing data set under
-    its first name. The answer states what was read and left out: show it to the user."""
+    its first name; if that is in no project yet, it joins the given one. The answer states what was
+    read and left out: show it to the user."""
     if request.headers.get("Content-Type", "").startswith("multipart/"):
         detail = "the body must be the file itself, not a form: curl --data-binary @FILE, not -F"
         raise invalid([Problem("/header/Content-Type", detail)])
@@ -144,7 +156,6 @@ async def upload(
     dataset = Dataset(
         id=uuid7().hex,
         owner_id=user.id,
-        visibility=visibility,
         name=name,
         format=name.rsplit(".", 1)[1].lower(),
     )
@@ -164,13 +175,15 @@ async def upload(
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_uploads", detail, headers=headers)
     async with places.place(user.id):
         try:
-            room = await run_in_threadpool(_room, database, settings, user)
+            arrival = _Arrival(
+                database, settings, dataset, user, folder / dataset.file, options, project
+            )
+            room = await run_in_threadpool(arrival.begin, visibility)
             folder.mkdir(parents=True)
             received = await receive(request, folder / dataset.file, settings, room)
             dataset.bytes, dataset.sha256 = received.bytes, received.sha256
             if request.headers.get("Content-Type", "").startswith(FORM):
                 await run_in_threadpool(_check_line_breaks, folder / dataset.file)
-            arrival = _Arrival(database, settings, dataset, user, folder / dataset.file, options)
             kept = await run_in_threadpool(arrival.known)
             if kept is None:
                 is_small = received.bytes <= SMALL_FILE_BYTES
@@ -208,11 +221,6 @@ def _check_line_breaks(file: FilePath) -> None:
     raise invalid([Problem("", detail)])
 
 
-def _room(database: Database, settings: Settings, user: Caller) -> Room:
-    with database.snapshot() as session:
-        return quota.room_of(session, user.id, settings.share)
-
-
 @dataclass(frozen=True)
 class _Arrival:
     """A received file, and the row that it may become."""
@@ -223,6 +231,18 @@ class _Arrival:
     by: Caller
     file: FilePath
     options: TableOptions
+    project: str | None
+
+    def begin(self, visibility: Visibility | None) -> Room:
+        """Put the row into its project, and return the room of its owner. Raises ApiError."""
+        with self.database.snapshot() as session:
+            project_id = self.dataset.project_id = self._project_id(session)
+            chosen = projects.chosen_visibility(visibility, project_id, "/query")
+            self.dataset.visibility = chosen
+            return quota.room_of(session, self.by.id, self.settings.share)
+
+    def _project_id(self, session: Session) -> int:
+        return projects.chosen(session, self.by.id, self.project, "/query")
 
     def known(self) -> DatasetOut | None:
         """Return the existing data set with these bytes. The new file replaces the old one, which
@@ -230,12 +250,34 @@ class _Arrival:
         if it were moved after the delete, it would stay there without a row."""
         with self.database.transaction() as session:
             check_still_valid(session, self.by)
+            self._project_id(session)  # the owner may have left it meanwhile
             first = store.lock_same(session, self.dataset)
             if first is None:
                 return None
+            self._join_project(session, first)
             keep_options(self.settings.datasets(first.id), first.reading)
             move(self.file, self.settings.datasets(first.id) / first.file)
             return _out(first)
+
+    def _join_project(self, session: Session, first: Dataset) -> None:
+        """Put an existing data set that is in no project into that of the request. Raises ApiError
+        if it is in another one."""
+        if self.dataset.project_id in (OWN, first.project_id):
+            return
+        if first.project_id != OWN:
+            detail = (
+                f"you uploaded these bytes before as {first.id} into project {first.project}, and "
+                "a data set is in one project: share it with the lab, or delete it and upload the "
+                "file again"
+            )
+            raise ApiError(HTTPStatus.CONFLICT, "in_another_project", detail)
+        first.project_id = self.dataset.project_id
+        if first.visibility == Visibility.PRIVATE:
+            first.visibility = self.dataset.visibility
+        session.flush()
+        session.refresh(first, ["project"])
+        changes = {"project": first.project, "visibility": first.visibility}
+        audit.note(session, self.by, "dataset.changed", first.id, **changes)
 
     def accept(self) -> DatasetOut:
         """Inspect the file and store it. Raises ApiError."""
@@ -247,6 +289,7 @@ class _Arrival:
         try:
             with self.database.transaction() as session:
                 check_still_valid(session, self.by)
+                self._project_id(session)
                 size = self.dataset.kept_bytes = sizes.of_dataset(self.dataset)
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
                 quota.check_bytes(session, self.by.id, self.settings.share, size)
@@ -255,7 +298,7 @@ class _Arrival:
                 session.add(self.dataset)
                 audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
                 session.flush()
-                session.refresh(self.dataset, [*COLUMNS, "owner"])
+                session.refresh(self.dataset, [*COLUMNS, "owner", "project"])
                 return _out(self.dataset)
         except IntegrityError:  # another upload of these bytes was first
             move(place, self.file)
@@ -275,7 +318,8 @@ def list_datasets(
     cursor: Cursor = None,
     whose: WhoseQuery = Whose.MINE,
 ) -> DatasetPage:
-    """List the caller's uploads or, with `whose=lab`, those shared with the lab, newest first."""
+    """List the caller's uploads or, with `whose=project` or `whose=lab`, those shared with the
+    caller's projects or the lab, newest first."""
     before = read_cursor(cursor)
     with database.snapshot() as session:
         found = newest(session, user, Dataset, whose, limit + 1, before)
@@ -294,10 +338,11 @@ def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> D
 def change_dataset(
     dataset_id: DatasetId, changes: JsonBody[DatasetChanges], database: DatabaseDep, user: Submitter
 ) -> DatasetOut:
-    """Share an upload with the lab, or make it private."""
+    """Share an upload with its project or the lab, or make it private."""
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
+        projects.choose_visibility(wanted, found.project_id)
         for name, value in wanted.items():
             setattr(found, name, value)
         audit.note(session, user, "dataset.changed", dataset_id, **wanted)

@@ -16,7 +16,10 @@ class DatasetSummary(ResponseModel):
     owner: str
     """Name of the owner."""
     visibility: Visibility
-    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
+    """`private`; `project`: the members of its project may read it and compute with it; or `lab`:
+    everyone in the lab may."""
+    project: str | None
+    """Name of the project that it was uploaded into. null: none."""
     name: str
     """File name."""
     format: str
@@ -59,8 +62,9 @@ class DatasetOut(DatasetSummary):
 class DatasetChanges(RequestModel):
     """Changes to an upload. Omitted fields stay as they are."""
 
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
+    visibility: Annotated[Visibility | None, Field(strict=False)] = None
+    """`private`; `project`: the members of its project may read it and compute with it; or `lab`:
+    everyone in the lab may. null: `project` if it is in a project, else `private`."""
 
 
 class DatasetPage(Page):

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import func, select
@@ -11,10 +12,11 @@ from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller, callers_of_keys
 from service.db.engine import hold_still
+from service.db.visibility import readable, reader
 from service.experiments.models import Event, Experiment
 from service.records.curves import AnyRow
 from service.sweeps.models import Sweep
-from service.vocabulary import TERMINAL, Scope, Status, Visibility
+from service.vocabulary import TERMINAL, Scope, Status
 
 WINDOW_S = 10.0
 """A poll finds an event that was committed at most this long after one with a higher id."""
@@ -176,32 +178,32 @@ def refused(
     subject."""
     listeners = set(listeners)
     serving = callers_of_keys(session, {user.key_id for _, user in listeners})
-    there = _there(session, {subject for subject, _ in listeners})
+    may_read = _may_read(session, listeners)
     return {
         (subject, user)
         for subject, user in listeners
         if serving.get(user.key_id) != replace(user, by_cookie=False)
         or Scope.READ not in user.scopes
-        or (subject.what != "user" and not _is_open(there.get(subject), user))
+        or (subject.what != "user" and (subject, user) not in may_read)
     }
 
 
-def _there(session: Session, subjects: Iterable[Subject]) -> dict[Subject, AnyRow]:
-    found: dict[Subject, AnyRow] = {}
+def _may_read(
+    session: Session, listeners: Collection[tuple[Subject, Caller]]
+) -> set[tuple[Subject, Caller]]:
+    """Return the listeners to an experiment or a sweep that they may read."""
+    may_read: set[tuple[Subject, Caller]] = set()
     tables: tuple[tuple[Literal["experiment", "sweep"], type[Experiment | Sweep]], ...] = (
         ("experiment", Experiment),
         ("sweep", Sweep),
     )
-    for what, table in tables:
-        ids = [subject.id for subject in subjects if subject.what == what]
+    subjects: dict[Caller, set[Subject]] = {}
+    for subject, user in listeners:
+        subjects.setdefault(user, set()).add(subject)
+    for user, (what, table) in product(subjects, tables):
+        ids = [subject.id for subject in subjects[user] if subject.what == what]
         if ids:
-            query = select(table.id, table.owner_id, table.visibility)
-            rows = session.execute(query.where(table.id.in_(ids), table.deleted_at.is_(None)))
-            found |= {Subject(what, row.id): row for row in rows}
-    return found
-
-
-def _is_open(row: AnyRow | None, user: Caller) -> bool:
-    if row is None:
-        return False
-    return row.owner_id == user.id or row.visibility == Visibility.LAB or user.is_admin
+            query = select(table.id).where(table.id.in_(ids), readable(table))
+            found = session.scalars(query, reader(user.id, user.is_admin))
+            may_read |= {(Subject(what, id), user) for id in found}
+    return may_read

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.db.engine import hold_still, moment, now
-from service.db.visibility import shared
+from service.db.visibility import readable, reader
 from service.events.changes import Subject
 from service.events.poller import Listener
 from service.experiments.models import Event, Experiment
@@ -207,14 +207,11 @@ class SeveralExperiments:
         return Reading([*events, *self._notices(session, condition)])
 
     def _condition(self, session: Session) -> ColumnElement[bool]:
-        exists = Experiment.deleted_at.is_(None)
         if self._sweep_id is None:
-            return exists & (Experiment.owner_id == self._user.id)
+            return Experiment.deleted_at.is_(None) & (Experiment.owner_id == self._user.id)
         find(session, self._user, Sweep, self._sweep_id)
-        of_sweep = exists & (Experiment.sweep_id == self._sweep_id)
-        if self._user.is_admin:
-            return of_sweep
-        return of_sweep & ((Experiment.owner_id == self._user.id) | shared(Experiment))
+        may_read = readable(Experiment).params(reader(self._user.id, self._user.is_admin))
+        return may_read & (Experiment.sweep_id == self._sweep_id)
 
     def _notices(self, session: Session, condition: ColumnElement[bool]) -> list[EventOut]:
         """Return notices about running experiments that have moved since the last ones."""

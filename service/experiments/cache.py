@@ -25,7 +25,7 @@ from service.experiments.inputs import Inputs
 from service.experiments.models import Experiment
 from service.experiments.references import ReferencedInputs
 from service.experiments.schemas import Submission
-from service.vocabulary import Status
+from service.vocabulary import Status, Visibility
 
 BESIDE = ("name", "tags", "note", "visibility")
 MAX_EARLIER = 100
@@ -91,17 +91,23 @@ def earlier_results(session: Session, reader_id: int, keys: Iterable[str | None]
         .subquery()
     )
     first = select(placed.c.id).where(placed.c.place <= MAX_EARLIER)
-    columns = (Experiment.cache_key, Experiment.id, *(getattr(Experiment, one) for one in BESIDE))
+    beside = (getattr(Experiment, name) for name in BESIDE)
+    columns = (Experiment.cache_key, Experiment.id, Experiment.project_id, *beside)
     query = select(*columns).where(Experiment.id.in_(first)).order_by(*order)
     for row in session.execute(query, reader(reader_id)):
         found[row.cache_key].append(row)
     return found
 
 
-def answer_of(earlier: Sequence[Row[Any]], submission: Submission) -> str | None:
-    """Return the experiment that answers a submission, or None. Its other fields, such as the name,
-    must equal the given ones, so that nothing is ignored."""
+def answer_of(earlier: Sequence[Row[Any]], submission: Submission, project_id: int) -> str | None:
+    """Return the experiment that answers a submission into a project, or None. Its other fields,
+    such as the name, must equal the given ones, so that nothing is ignored. One that others may
+    read, too, answers a private submission."""
     given = submission.model_dump(include={*BESIDE}, exclude_defaults=True) if earlier else {}
+    if submission.visibility == Visibility.PRIVATE:
+        given.pop("visibility", None)
+    elif submission.visibility == Visibility.PROJECT:
+        given["project_id"] = project_id
     for row in earlier:
         if all(value in (None, getattr(row, name)) for name, value in given.items()):
             found: str = row.id

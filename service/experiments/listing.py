@@ -86,9 +86,9 @@ def page_of(
     limit: int,
     cursor: str | None = None,
 ) -> Page:
-    """Return a page of the user's experiments, those shared with the lab, or all. If they are
-    ordered by a field, only experiments with this field are listed. They have no texts and specs
-    until `load_texts` is called. Raises ApiError."""
+    """Return a page of the user's experiments, those shared with the user's projects or the lab, or
+    all. If they are ordered by a field, only experiments with this field are listed. They have no
+    texts and specs until `load_texts` is called. Raises ApiError."""
     order = _at("order_by", lambda: parse_order(wanted.order_by))
     query, key = _at("order_by", lambda: _ordered(session, order))
     query = query.where(*clauses(session, user_id, wanted))

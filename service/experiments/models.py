@@ -127,6 +127,11 @@ class Experiment(Owned, Base):
             "status = 'queued' AND held = 'sweep'",
         ),
         partial_index("ix_experiments_shared", ["created_at", "id"], "visibility = 'lab'"),
+        partial_index(
+            "ix_experiments_shared_with_project",
+            ["project_id", "created_at", "id"],
+            "visibility = 'project'",
+        ),
         partial_index("ix_experiments_deleted_at", ["deleted_at"], "deleted_at IS NOT NULL"),
         partial_index("ix_experiments_never_started", ["finished_at", "id"], NEVER_STARTED),
         partial_index("ix_experiments_retry_of", ["retry_of"], "retry_of IS NOT NULL"),

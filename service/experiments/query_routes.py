@@ -99,11 +99,11 @@ def list_experiments(
         Query(description="True adds the results after training, and the means of `metrics`."),
     ] = False,
 ) -> Response:
-    """List the caller's experiments or, with `whose=lab`, those shared with the lab, newest first.
-    Specs are included with `fields=full`, on pages of at most 50. `metrics` names the metrics to
-    include, `summary=true` adds the results; a page of experiments with very many of them is
-    shorter than `limit`. All filters must match; a filter given several times matches any of its
-    values."""
+    """List the caller's experiments or, with `whose=project` or `whose=lab`, those shared with the
+    caller's projects or the lab, newest first. Specs are included with `fields=full`, on pages of
+    at most 50. `metrics` names the metrics to include, `summary=true` adds the results; a page of
+    experiments with very many of them is shorter than `limit`. All filters must match; a filter
+    given several times matches any of its values."""
     check_whose(wanted.whose, user)
     full = fields == Fields.FULL
     names = [*dict.fromkeys((*FOR_RESULTS, *metrics))] if summary else []

@@ -1,4 +1,4 @@
-"""Uploads and experiments that a spec refers to. They must be its owner's or shared with the lab,
+"""Uploads and experiments that a spec refers to. They must be its owner's or shared with the owner,
 and fit the spec."""
 
 import hashlib
@@ -135,7 +135,7 @@ def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterat
         status, trained = inputs.statuses.get(id, Status.FAILED), inputs.trained.get(id)
         if status in FAILED or trained is None:
             detail = (
-                "the id of an experiment, yours or shared with the lab, that trains or fits a "
+                "the id of an experiment, yours or shared with you, that trains or fits a "
                 "model and did not fail"
             )
             yield Problem(f"/{part}/experiment", detail)
@@ -156,7 +156,7 @@ def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[P
     for i, one in enumerate(after):
         status = inputs.statuses.get(one)
         if status is None:
-            yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with the lab")
+            yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with you")
         elif status in FAILED:
             detail = f"this experiment is {status}: experiments that wait for it could not run"
             yield Problem(f"/after/{i}", detail)

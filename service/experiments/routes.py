@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, and_, false, insert, or_, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.accounts import audit
+from service.accounts import audit, projects
 from service.accounts.models import AuditEntry
 from service.accounts.permissions import check_whose, find, find_own
 from service.accounts.users import Caller
@@ -265,6 +265,7 @@ def change(
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         experiment = find_own(session, user, Experiment, experiment_id)
+        projects.choose_visibility(wanted, experiment.project_id)
         store.change(session, experiment, wanted, settings.share)
         # Its texts are the owner's, and long.
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}

@@ -31,8 +31,9 @@ class Described(RequestModel):
     priority: Priority = 0
     """Higher values of yours run first. Values above 100 run before everyone's, if an administrator
     allows you to use them."""
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """`private`, or `lab`: everyone in the lab may read it and start from its weights."""
+    visibility: Annotated[Visibility | None, Field(strict=False)] = None
+    """`private`; `project`: the members of its project may read it and start from its weights; or
+    `lab`: everyone in the lab may. null: `project` if it is in a project, else `private`."""
 
 
 class Submission(Described):
@@ -280,7 +281,8 @@ class Listed(ResponseModel):
     owner: str
     """Name of the owner."""
     visibility: Visibility
-    """`private`, or `lab`: everyone in the lab may read it and start from its weights."""
+    """`private`; `project`: the members of its project may read it and start from its weights; or
+    `lab`: everyone in the lab may."""
     name: str | None
     """Name chosen by the owner."""
     title: str

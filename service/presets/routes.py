@@ -132,7 +132,7 @@ def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Probl
 def _no_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> str | None:
     """Return why an experiment is not a result of a spec; None if it is."""
     if experiment is None:
-        return "not one of your experiments and not shared with the lab"
+        return "not one of your experiments and not shared with you"
     if experiment.status != Status.SUCCEEDED:
         return f"it is {experiment.status}: a verdict needs succeeded experiments"
     if not ran(experiment, spec):

@@ -109,7 +109,9 @@ def _slot(slot: Slot, snapshot: QueueSnapshot, titles: Mapping[str, str]) -> Slo
         name=turns.slot_name(slot.place),
         queue=slot.place.queue,
         owner=None if run is None else snapshot.standings[run.member].name,
-        project=None if run is None else snapshot.standings[run.member].account.project,
+        project=None
+        if run is None or id is None
+        else snapshot.standings[run.member].account.project,
         experiment_id=id,
         title=None if id is None else titles[id],
         since=None if run is None else moment(run.started_at),

@@ -95,7 +95,7 @@ class SlotOut(ResponseModel):
     owner: str | None
     """Name of the user whose run it has. null: it has none."""
     project: str | None
-    """Name of the project that the run is charged to. null: none."""
+    """Name of the project that the run is charged to. null: none, or you may not read the run."""
     experiment_id: str | None
     """Id of the run. null: none, or you may not read it."""
     title: str | None

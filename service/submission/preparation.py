@@ -138,7 +138,8 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
         old, unfinished = entries[i].retry_of, inputs.unfinished(submission.spec, submission.after)
         in_project = project_id if submission.project is None else usable[submission.project]
         columns = columns_of(submission, documents[i], old, memory[i], unfinished, key, in_project)
-        answer = answer_of(earlier.get(key, ()), submission) if submission.cache else None
+        rows = earlier.get(key, ()) if submission.cache else ()
+        answer = answer_of(rows, submission, in_project)
         experiments.append(PreparedExperiment(submission, columns, unfinished, answer, old))
     new = [one.columns["comes_after"] or () for one in experiments if one.cached_from is None]
     _check_after(sum(map(len, new)))
@@ -254,6 +255,8 @@ class _Checks:
         name = submission.project
         if name is not None and name not in self.usable:
             problems.append(projects.not_usable(name, self.usable))
+        if is_new and name is None and submission.visibility == Visibility.PROJECT:
+            problems.append(projects.IN_NO_PROJECT)
         if memory is None or problems:
             raise SpecError(problems)
         return memory
@@ -269,6 +272,7 @@ def columns_of(
     project_id: int = OWN,
 ) -> dict[str, Any]:
     """Return the columns of a new experiment. `document` is its spec as it is stored."""
+    project_id = old.project_id if old else project_id
     comes_after = [*dict.fromkeys([*submission.after, *unfinished])] or None
     texts = of_texts(submission.name, submission.tags, submission.note)
     if comes_after:
@@ -288,6 +292,7 @@ def columns_of(
         "held": Held.AFTER if unfinished else Held.NOT,
         "retry_of": old.id if old else None,
         "sweep_id": old.sweep_id if old else None,
-        "project_id": old.project_id if old else project_id,
+        "project_id": project_id,
         **{name: getattr(submission, name) for name in BESIDE},
+        "visibility": projects.chosen_visibility(submission.visibility, project_id),
     }

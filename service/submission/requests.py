@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from mptcore.specs.stored import in_present_form
 from service.accounts import audit, projects
-from service.accounts.models import OWN
 from service.accounts.permissions import find_own
 from service.accounts.users import Caller
 from service.datasets.sizes import is_incomplete
@@ -159,12 +158,7 @@ class NewSweep(SubmissionRequest):
 
     def _project_id(self, session: Session, user: Caller) -> int:
         """Return the project of its points. Raises ApiError."""
-        if self.sent.project is None:
-            return OWN
-        usable = projects.usable(session, user.id)
-        if self.sent.project not in usable:
-            raise invalid([projects.not_usable(self.sent.project, usable)])
-        return usable[self.sent.project]
+        return projects.chosen(session, user.id, self.sent.project)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session, defer
 
-from service.accounts import audit
+from service.accounts import audit, projects
 from service.accounts.permissions import find, find_own, newest, permitted
 from service.accounts.users import Caller
 from service.experiments.models import Experiment
@@ -84,7 +84,8 @@ def list_sweeps(
     cursor: Cursor = None,
     whose: WhoseQuery = Whose.MINE,
 ) -> Response:
-    """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
+    """List the caller's sweeps or, with `whose=project` or `whose=lab`, those shared with the
+    caller's projects or the lab, newest first."""
     before = read_cursor(cursor)
     without_specs = defer(Sweep.spec, raiseload=True)  # which may be large
     with limited(database) as session:
@@ -183,6 +184,7 @@ def change_sweep(
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         sweep = find_own(session, user, Sweep, sweep_id)
+        projects.choose_visibility(wanted, sweep.project_id)
         store.change(session, sweep, wanted, settings.share)
         store.change_all(session, sweep, wanted)
         if "concurrency" in wanted:

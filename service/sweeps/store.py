@@ -29,6 +29,7 @@ from uuid6 import uuid7
 
 from mptcore.protocol.metrics import INTERIM
 from mptcore.specs import Problem
+from service.accounts import projects
 from service.accounts.models import OWN
 from service.accounts.users import Caller
 from service.db.engine import now
@@ -54,12 +55,13 @@ again."""
 
 
 def new(owner_id: int, submission: SweepSubmission, project_id: int = OWN) -> Sweep:
-    """Return a sweep that is not stored yet and has no points."""
-    beside = {"spec", "name", "tags", "note", "priority", "visibility", "concurrency"}
+    """Return a sweep that is not stored yet and has no points. Raises ApiError."""
+    beside = {"spec", "name", "tags", "note", "priority", "concurrency"}
     return Sweep(
         id=uuid7().hex,
         owner_id=owner_id,
         project_id=project_id,
+        visibility=projects.chosen_visibility(submission.visibility, project_id),
         fields=submission.fields(),
         comes_after=submission.after,
         **submission.model_dump(include=beside),

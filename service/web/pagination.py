@@ -17,7 +17,10 @@ LongCursor = Annotated[str | None, Query(max_length=2000, description="`next_cur
 
 WhoseQuery = Annotated[
     Whose,
-    Query(description="Owners: `mine`; `lab` for what others share; `all` for administrators."),
+    Query(
+        description="Rows: `mine`; `project` for those shared with your projects; `lab` for those "
+        "shared with the lab; `all` for administrators."
+    ),
 ]
 
 

@@ -122,11 +122,16 @@ def differences(database: Database) -> list[Any]:
     return found
 
 
-def test_down_ends_at_the_first_revision(empty: Settings) -> None:
-    empty.store.mkdir()
+def configured(settings: Settings) -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.attributes["url"] = empty.url
+    config.attributes["url"] = settings.url
+    return config
+
+
+def test_down_ends_at_the_first_revision(empty: Settings) -> None:
+    empty.store.mkdir()
+    config = configured(empty)
     command.upgrade(config, "head")
     command.downgrade(config, FIRST)
     with pytest.raises(NotImplementedError, match="restore its backup"):
@@ -134,6 +139,17 @@ def test_down_ends_at_the_first_revision(empty: Settings) -> None:
     command.upgrade(config, "head")
     with closing(Database(empty.url)) as database:
         assert differences(database) == []
+
+
+def test_what_was_open_to_a_project_is_private_without_projects(old: Settings) -> None:
+    migrate(old.url)
+    with closing(Database(old.url)) as database:
+        with database.transaction() as session:
+            session.execute(text("UPDATE experiments SET visibility = 'project'"))
+        command.downgrade(configured(old), "0052")
+        with database.snapshot() as session:
+            kinds = {*session.scalars(text("SELECT visibility FROM experiments"))}
+            assert kinds == {"private"}
 
 
 @pytest.mark.parametrize("version", EARLIER)

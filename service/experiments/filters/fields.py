@@ -16,7 +16,7 @@ from mptcore.protocol.metrics import INTERIM
 from mptcore.protocol.records import LABELS
 from mptcore.specs import ExperimentSpec, known_families
 from mptcore.specs.parsing.suggestions import meant
-from service.accounts.models import User
+from service.accounts.models import OWN, Project, User
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
 from service.experiments.filters.stored_json import (
     is_label,
@@ -81,7 +81,7 @@ FIELDS = {
     "started": Field(Experiment.started_at, "time", nullable=True),
     "finished": Field(Experiment.finished_at, "time", nullable=True),
 }
-OTHERS = ("owner", "tag", "metrics.NAME", "spec.PATH")
+OTHERS = ("owner", "project", "tag", "metrics.NAME", "spec.PATH")
 
 
 def clause(session: Session, condition: Condition) -> Clause:
@@ -122,6 +122,10 @@ def _compared(session: Session, one: Comparison) -> Clause:
             Experiment.owner_id == owner_id(value.text) if is_owner else tag_is(session, value.text)
         )
         return not_(found) if one.operator == "!=" else found
+    if one.field == "project":
+        _only(one, "=", "!=")
+        in_project: Clause = Experiment.project_id == _project_id(value)
+        return not_(in_project) if one.operator == "!=" else in_project
     if kind == "metrics" and rest:
         return _of_metric(session, rest, one, value)
     if kind == "spec" and rest:
@@ -217,6 +221,14 @@ def owner_id(name: str) -> Any:
     """Return the id of the named user, or -1 if there is none. So a caller cannot find out whether
     a user exists."""
     found = select(User.id).where(User.name == name).scalar_subquery()
+    return func.coalesce(found, -1)
+
+
+def _project_id(name: Given) -> Any:
+    """Return the id of the named project, OWN for null, or -1 if there is none, as of an owner."""
+    if name.value is None:
+        return OWN
+    found = select(Project.id).where(Project.name == name.text).scalar_subquery()
     return func.coalesce(found, -1)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.accounts.models import ApiKey
+from service.accounts.models import ApiKey, Project
 from service.db.engine import Database
 from service.events import changes, poller
 from service.events import routes as streams
@@ -283,6 +284,34 @@ def test_a_stream_that_loses_permission_says_so(client: httpx.Client, database: 
         next(events)
         client.delete(f"/v1/experiments/{experiment_id}")
         assert [*events][-1].kind == "end"
+
+
+def test_the_streams_of_who_leaves_a_project_end(client: httpx.Client, database: Database) -> None:
+    """Both streams end, of an experiment and of a sweep of the project; those of a member go on."""
+    keys = [key_of(database, name, Role.MEMBER) for name in ("ann", "bob")]
+    client.post("/v1/projects", json={"name": "vision", "members": ["local", "ann", "bob"]})
+    experiment_id = submitted(database)
+    with database.transaction() as session:
+        project_id = session.scalars(select(Project.id)).one()
+    change(database, experiment_id, visibility="project", project_id=project_id)
+    sweep = client.post(
+        "/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[4]]}, "project": "vision"}
+    ).json()
+    paths = (f"/v1/experiments/{experiment_id}/events", sweep["urls"]["events"])
+    with ExitStack() as stack:
+        anns, bobs = (
+            [stack.enter_context(stream(client, path, headers=bearer(key))) for path in paths]
+            for key in keys
+        )
+        for events in (*anns, *bobs):
+            assert next(events).data["status"] == "queued"
+        client.patch("/v1/projects/vision", json={"remove_members": ["ann"]})
+        for events in anns:
+            assert [told.body for told in events] == [{"reason": "refused"}]
+        client.post(f"/v1/experiments/{experiment_id}:cancel")
+        client.post(sweep["urls"]["cancel"])
+        for events in bobs:
+            assert [told.kind for told in events][-1] == "end"
 
 
 def test_the_streams_of_a_browser_end_with_its_key(

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
+from service.accounts import accounts, projects
 from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.experiments.models import Attempt, Experiment, Queue, Usage
@@ -243,6 +244,25 @@ def test_titles_are_shown_to_those_who_may_read_the_runs(shown: Lab) -> None:
     change(shown.database, shown.anns, visibility=Visibility.LAB)
     slot = shown.slot("vic")
     assert (slot["title"], slot["experiment_id"]) == ("secret of ann", shown.anns)
+
+
+def test_only_readers_of_a_run_see_its_project(shown: Lab) -> None:
+    with shown.database.transaction() as session:
+        members = [accounts.find(session, name) for name in ("ann", "bob")]
+        project = projects.add(session, "vision")
+        assert project is not None
+        projects.change_members(session, project, [one for one in members if one is not None], [])
+        project_id = project.id
+        session.execute(update(Attempt).values(project_id=project_id))
+    change(shown.database, shown.anns, project_id=project_id, visibility=Visibility.PROJECT)
+    body = {"spec": ppca_spec(), "project": "vision"}  # after which the queue is read again
+    assert shown.api.post("/v1/experiments", json=body, headers=shown.keys["bob"]).is_success
+    assert shown.slot("bob")["title"] == "secret of ann"
+    assert [shown.slot(name)["project"] for name in ("ann", "bob")] == ["vision", "vision"]
+    for name in ("eve", "vic"):
+        answer = shown.api.get("/v1/queue", headers=shown.keys[name])
+        assert answer.json()["slots"][0]["owner"] == "ann"
+        assert "vision" not in answer.text
 
 
 def test_an_idle_worker_has_no_run(shown: Lab) -> None:

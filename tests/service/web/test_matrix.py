@@ -13,12 +13,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import accounts, projects
-from service.accounts.models import ApiKey, User
+from service.accounts.models import ApiKey, Project, User
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
@@ -34,6 +34,7 @@ from service.sweeps.schemas import SweepSubmission
 from service.ui.pages import PAGES
 from service.vocabulary import ROLE_SCOPES, Role, Scope, Status, Visibility
 from service.webhooks.models import Webhook
+from tests.service.datasets.test_datasets import upload_spec
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
@@ -42,11 +43,14 @@ from tests.support.text_tables import stored_table
 pytestmark = pytest.mark.usefixtures("inspected_here")
 
 CALLERS = (
-    "owner", "other", "shared", "admin", "viewer", "no key", "revoked", "expired", "wrong scope"
+    "owner", "other", "shared", "in project", "in another", "former", "admin", "viewer", "no key",
+    "revoked", "expired", "wrong scope",
 )  # fmt: skip
 """Kinds of callers. They request an object that is private to its owner; for `shared`, another
-member, it is shared with the lab. `revoked`, `expired` and `wrong scope` are keys of the owner, or
-of an admin for routes that only admins may use."""
+member, it is shared with the lab, and for the next three with a project: they are a member of it,
+of another project, and a former member of it. `revoked`, `expired` and `wrong scope` are keys of
+the owner, or of an admin for routes that only admins may use."""
+NOT_IN_PROJECT = ("other", "in another", "former")
 
 
 @dataclass(frozen=True)
@@ -84,126 +88,127 @@ ONE, UPLOAD = "/v1/experiments/{experiment_id}", "/v1/datasets/{dataset_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
 # fmt: off
 MATRIX = [
-    #                                       owner other shared admin viewer none rev. exp. scope
-    row("GET", "/healthz",                  "200  200   200    200   200    200  200  200  200"),
-    row("GET", "/readyz",                   "200  200   200    200   200    200  200  200  200"),
-    row("GET", "/metrics",                  "200  200   200    200   200    401  401  401  403",
+    # owner, other, shared, of the project, of another one, formerly of it, admin, viewer, and the
+    # owner's keys: none, revoked, expired, without the scope
+    row("GET", "/healthz",                  "200 200 200 200 200 200 200 200 200 200 200 200"),
+    row("GET", "/readyz",                   "200 200 200 200 200 200 200 200 200 200 200 200"),
+    row("GET", "/metrics",                  "200 200 200 200 200 200 200 200 401 401 401 403",
         scope=Scope.METRICS),
-    row("POST", "/v1/experiments",          "202  202   202    202   403    401  401  401  403",
+    row("POST", "/v1/experiments",          "202 202 202 202 202 202 202 403 401 401 401 403",
         body=SPEC),
-    row("POST", "/v1/experiments:validate", "200  200   200    200   403    401  401  401  403",
+    row("POST", "/v1/experiments:validate", "200 200 200 200 200 200 200 403 401 401 401 403",
         body=SPEC),
-    row("POST", "/v1/experiments:batch",    "202  202   202    202   403    401  401  401  403",
+    row("POST", "/v1/experiments:batch",    "202 202 202 202 202 202 202 403 401 401 401 403",
         body={"experiments": [SPEC]}),
-    row("GET", "/v1/experiments",           "200  200   200    200   200    401  401  401  403"),
-    row("GET", ONE,                         "200  404   200    200   404    401  401  401  403"),
-    row("PATCH", ONE,                       "200  404   403    200   403    401  401  401  403",
+    row("GET", "/v1/experiments",           "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", ONE,                         "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("PATCH", ONE,                       "200 404 403 403 404 404 200 403 401 401 401 403",
         body={"name": "new"}),
-    row("DELETE", ONE,                      "204  404   403    204   403    401  401  401  403"),
-    row("POST", f"{ONE}:cancel",            "202  404   403    202   403    401  401  401  403",
+    row("DELETE", ONE,                      "204 404 403 403 404 404 204 403 401 401 401 403"),
+    row("POST", f"{ONE}:cancel",            "202 404 403 403 404 404 202 403 401 401 401 403",
         scope=Scope.CANCEL),
-    row("POST", f"{ONE}:pause",             "202  404   403    202   403    401  401  401  403",
+    row("POST", f"{ONE}:pause",             "202 404 403 403 404 404 202 403 401 401 401 403",
         scope=Scope.CANCEL),
-    row("POST", f"{ONE}:undelete",          "200  404   403    200   403    401  401  401  403",
+    row("POST", f"{ONE}:undelete",          "200 404 403 403 404 404 200 403 401 401 401 403",
         scope=Scope.CANCEL),
-    row("POST", f"{ONE}:resume",            "202  404   403    202   403    401  401  401  403",
+    row("POST", f"{ONE}:resume",            "202 404 403 403 404 404 202 403 401 401 401 403",
         status=Status.PAUSED, scope=Scope.CANCEL),
-    row("POST", f"{ONE}:retry",             "202  404   403    202   403    401  401  401  403",
+    row("POST", f"{ONE}:retry",             "202 404 403 403 404 404 202 403 401 401 401 403",
         status=Status.FAILED),
-    row("GET", f"{ONE}/artifacts",          "200  404   200    200   404    401  401  401  403"),
-    row("GET", ONE + "/artifacts/{name}",   "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{ONE}/texts",              "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{ONE}/bundle",             "200  404   200    200   404    401  401  401  403",
+    row("GET", f"{ONE}/artifacts",          "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", ONE + "/artifacts/{name}",   "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{ONE}/texts",              "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{ONE}/bundle",             "200 404 200 200 404 404 200 404 401 401 401 403",
         status=Status.SUCCEEDED),
-    row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{ONE}/curves",             "200  404   200    200   404    401  401  401  403"),
-    row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{ONE}/logs",               "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{ONE}/events",             "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{SWEEP}/events",           "200  404   200    200   404    401  401  401  403"),
-    row("GET", "/v1/events",                "200  200   200    200   200    401  401  401  403"),
-    row("POST", "/v1/curves:batchGet",      "200  404   200    200   404    401  401  401  403",
+    row("GET", f"{ONE}/metrics",            "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{ONE}/curves",             "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", ONE + "/curves/{series}",    "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{ONE}/logs",               "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{ONE}/events",             "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{SWEEP}/events",           "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", "/v1/events",                "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("POST", "/v1/curves:batchGet",      "200 404 200 200 404 404 200 404 401 401 401 403",
         body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
-    row("POST", "/v1/experiments:cancel",   "202  202   202    202   403    401  401  401  403",
+    row("POST", "/v1/experiments:cancel",   "202 202 202 202 202 202 202 403 401 401 401 403",
         query={"status": "queued"}, scope=Scope.CANCEL),
-    row("POST", "/v1/experiments:batchGet", "200  404   200    200   404    401  401  401  403",
+    row("POST", "/v1/experiments:batchGet", "200 404 200 200 404 404 200 404 401 401 401 403",
         body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
-    row("POST", "/v1/sweeps",               "202  202   202    202   403    401  401  401  403",
+    row("POST", "/v1/sweeps",               "202 202 202 202 202 202 202 403 401 401 401 403",
         body={**SPEC, **TWO_POINTS}),
-    row("GET", "/v1/sweeps",                "200  200   200    200   200    401  401  401  403"),
-    row("GET", SWEEP,                       "200  404   200    200   404    401  401  401  403"),
-    row("GET", f"{SWEEP}/table",            "200  404   200    200   404    401  401  401  403"),
-    row("POST", f"{SWEEP}/points",          "202  404   403    202   403    401  401  401  403",
+    row("GET", "/v1/sweeps",                "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", SWEEP,                       "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("GET", f"{SWEEP}/table",            "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("POST", f"{SWEEP}/points",          "202 404 403 403 404 404 202 403 401 401 401 403",
         body=TWO_POINTS),
-    row("PATCH", SWEEP,                     "200  404   403    200   403    401  401  401  403",
+    row("PATCH", SWEEP,                     "200 404 403 403 404 404 200 403 401 401 401 403",
         body={"name": "new"}),
-    row("DELETE", SWEEP,                    "204  404   403    204   403    401  401  401  403"),
-    row("POST", f"{SWEEP}:cancel",          "202  404   403    202   403    401  401  401  403",
+    row("DELETE", SWEEP,                    "204 404 403 403 404 404 204 403 401 401 401 403"),
+    row("POST", f"{SWEEP}:cancel",          "202 404 403 403 404 404 202 403 401 401 401 403",
         scope=Scope.CANCEL),
-    row("POST", f"{SWEEP}:retry",           "202  404   403    202   403    401  401  401  403"),
-    row("POST", "/v1/webhooks",             "201  201   201    201   403    401  401  401  403",
+    row("POST", f"{SWEEP}:retry",           "202 404 403 403 404 404 202 403 401 401 401 403"),
+    row("POST", "/v1/webhooks",             "201 201 201 201 201 201 201 403 401 401 401 403",
         body={"url": "https://example.org/"}),
-    row("GET", "/v1/webhooks",              "200  200   200    200   200    401  401  401  403"),
+    row("GET", "/v1/webhooks",              "200 200 200 200 200 200 200 200 401 401 401 403"),
     row("DELETE", "/v1/webhooks/{webhook_id}",
-                                            "204  404   404    204   403    401  401  401  403"),
-    row("POST", "/v1/datasets",             "201  201   201    201   403    401  401  401  403",
+                                            "204 404 404 404 404 404 204 403 401 401 401 403"),
+    row("POST", "/v1/datasets",             "201 201 201 201 201 201 201 403 401 401 401 403",
         query={"name": "a.txt"}),
-    row("GET", "/v1/datasets",              "200  200   200    200   200    401  401  401  403"),
-    row("GET", UPLOAD,                      "200  404   200    200   404    401  401  401  403"),
-    row("PATCH", UPLOAD,                    "200  404   403    200   403    401  401  401  403",
+    row("GET", "/v1/datasets",              "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", UPLOAD,                      "200 404 200 200 404 404 200 404 401 401 401 403"),
+    row("PATCH", UPLOAD,                    "200 404 403 403 404 404 200 403 401 401 401 403",
         body={"visibility": "lab"}),
-    row("DELETE", UPLOAD,                   "204  404   403    204   403    401  401  401  403"),
-    row("GET", "/v1/presets",               "200  200   200    200   200    401  401  401  403"),
-    row("GET", "/v1/presets:runs",          "200  200   200    200   200    401  401  401  403"),
-    row("GET", "/v1/presets/{name}",        "200  200   200    200   200    401  401  401  403"),
-    row("GET", "/v1/presets/{name}/verdict", "422 422   422    422   422    401  401  401  403",
+    row("DELETE", UPLOAD,                   "204 404 403 403 404 404 204 403 401 401 401 403"),
+    row("GET", "/v1/presets",               "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", "/v1/presets:runs",          "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", "/v1/presets/{name}",        "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", "/v1/presets/{name}/verdict", "422 422 422 422 422 422 422 422 401 401 401 403",
         query={"experiment": "a"}),
-    row("GET", "/v1/workers",               "200  200   200    200   200    401  401  401  403"),
-    row("GET", "/v1/workers/history",       "200  200   200    200   200    401  401  401  403"),
-    row("GET", "/v1/drains",                "200  200   200    200   200    401  401  401  403"),
-    row("POST", "/v1/drains",               "403  403   403    201   403    401  401  401  403",
+    row("GET", "/v1/workers",               "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", "/v1/workers/history",       "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", "/v1/drains",                "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("POST", "/v1/drains",               "403 403 403 403 403 403 201 403 401 401 401 403",
         body={"host": HOST}, scope=Scope.ADMIN),
-    row("DELETE", "/v1/drains/{host}",      "403  403   403    204   403    401  401  401  403",
+    row("DELETE", "/v1/drains/{host}",      "403 403 403 403 403 403 204 403 401 401 401 403",
         scope=Scope.ADMIN),
-    row("GET", "/v1/queue",                 "200  200   200    200   200    401  401  401  403"),
-    row("GET", "/v1/usage",                 "403  403   403    200   403    401  401  401  403",
+    row("GET", "/v1/queue",                 "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("GET", "/v1/usage",                 "403 403 403 403 403 403 200 403 401 401 401 403",
         scope=Scope.ADMIN),
-    row("GET", "/v1/me",                    "200  200   200    200   200    401  401  401  200"),
-    row("POST", "/v1/me/keys",              "404  404   404    404   404    401  401  401  403",
+    row("GET", "/v1/me",                    "200 200 200 200 200 200 200 200 401 401 401 200"),
+    row("POST", "/v1/me/keys",              "404 404 404 404 404 404 404 404 401 401 401 403",
         body={"name": "laptop", "lasts_days": 1}, scope=Scope.READ),
-    row("GET", "/v1/users",                 "403  403   403    200   403    401  401  401  403",
+    row("GET", "/v1/users",                 "403 403 403 403 403 403 200 403 401 401 401 403",
         scope=Scope.ADMIN),
-    row("POST", "/v1/users",                "403  403   403    201   403    401  401  401  403",
+    row("POST", "/v1/users",                "403 403 403 403 403 403 201 403 401 401 401 403",
         body={"name": "new"}, scope=Scope.ADMIN),
-    row("PATCH", "/v1/users/{name}",        "403  403   403    200   403    401  401  401  403",
+    row("PATCH", "/v1/users/{name}",        "403 403 403 403 403 403 200 403 401 401 401 403",
         body={"role": "member"}, scope=Scope.ADMIN),
-    row("GET", "/v1/projects",              "200  200   200    200   200    401  401  401  403"),
-    row("POST", "/v1/projects",             "403  403   403    201   403    401  401  401  403",
+    row("GET", "/v1/projects",              "200 200 200 200 200 200 200 200 401 401 401 403"),
+    row("POST", "/v1/projects",             "403 403 403 403 403 403 201 403 401 401 401 403",
         body={"name": "new"}, scope=Scope.ADMIN),
-    row("PATCH", "/v1/projects/{name}",     "403  403   403    200   403    401  401  401  403",
+    row("PATCH", "/v1/projects/{name}",     "403 403 403 403 403 403 200 403 401 401 401 403",
         body={"shares": 2}, scope=Scope.ADMIN),
-    row("GET", "/v1/users/{name}/keys",     "200  404   404    200   404    401  401  401  403"),
-    row("POST", "/v1/users/{name}/keys",    "403  403   403    201   403    401  401  401  403",
+    row("GET", "/v1/users/{name}/keys",     "200 404 404 404 404 404 200 404 401 401 401 403"),
+    row("POST", "/v1/users/{name}/keys",    "403 403 403 403 403 403 201 403 401 401 401 403",
         body={"name": "laptop"}, scope=Scope.ADMIN),
     row("DELETE", "/v1/users/{name}/keys/{key_id}",
-                                            "204  404   404    204   403    401  401  401  403"),
-    row("GET", "/v1/audit",                 "403  403   403    200   403    401  401  401  403",
+                                            "204 404 404 404 404 404 204 403 401 401 401 403"),
+    row("GET", "/v1/audit",                 "403 403 403 403 403 403 200 403 401 401 401 403",
         scope=Scope.ADMIN),
-    row("POST", "/v1/sign-in",              "204  204   204    204   204    401  401  401  204",
+    row("POST", "/v1/sign-in",              "204 204 204 204 204 204 204 204 401 401 401 204",
         body={"key": "{key}"}),
-    row("POST", "/v1/sign-in:preview",      "401  401   401    401   401    401  401  401  401",
+    row("POST", "/v1/sign-in:preview",      "401 401 401 401 401 401 401 401 401 401 401 401",
         body={"code": "none"}),
-    row("POST", "/v1/sign-in:begin",        "404  404   404    404   404    404  404  404  404",
+    row("POST", "/v1/sign-in:begin",        "404 404 404 404 404 404 404 404 404 404 404 404",
         body={}),
-    row("POST", "/v1/sign-in:finish",       "404  404   404    404   404    404  404  404  404",
+    row("POST", "/v1/sign-in:finish",       "404 404 404 404 404 404 404 404 404 404 404 404",
         body={"state": "none"}),
-    row("POST", "/v1/sign-out",             "204  204   204    204   204    204  204  204  204"),
-    row("POST", "/v1/sign-in-codes",        "201  201   201    201   201    401  401  401  201"),
-    *(row("GET", page, "200 200 200 200 200 200 200 200 200")
+    row("POST", "/v1/sign-out",             "204 204 204 204 204 204 204 204 204 204 204 204"),
+    row("POST", "/v1/sign-in-codes",        "201 201 201 201 201 201 201 201 401 401 401 201"),
+    *(row("GET", page, "200 200 200 200 200 200 200 200 200 200 200 200")
       for page in [*PAGES, "/docs", "/help"]),
-    row("GET", "/help/{name}",              "404  404   404    404   404    404  404  404  404"),
+    row("GET", "/help/{name}",              "404 404 404 404 404 404 404 404 404 404 404 404"),
     row("GET", "/static/{edition}/{name}",
-                                            "404  404   404    404   404    404  404  404  404"),
+                                            "404 404 404 404 404 404 404 404 404 404 404 404"),
 ]
 """Pages contain no data, so anyone may load them; /help and /static have no page of that name. This
 lab has no provider of accounts (tests/service/accounts/test_oidc.py has one)."""
@@ -234,29 +239,28 @@ class Lab:
         made: Experiment | Dataset | Sweep | ApiKey | Webhook
         match id_:
             case "experiment_id":
-                made = stored.submit(
-                    session,
-                    owner.id,
-                    Submission.model_validate({"spec": ppca_spec(), "visibility": visibility}),
-                )
+                made = stored.submit(session, owner.id, Submission.model_validate(SPEC))
                 made.status = status
                 session.add(_artifact(self.settings, made.id))
                 folder = self.settings.artifacts(made.id, 1)
                 session.add(stored_table(folder, [{"row": 0, "text": "a"}], made.id))
             case "dataset_id":
-                session.add(made := _upload(owner.id, visibility))
+                session.add(made := _upload(owner.id))
             case "key_id":
                 scopes = ROLE_SCOPES[Role.MEMBER]
                 made, _ = accounts.add_key(session, owner, name=None, scopes=scopes, lasts_s=None)
             case "sweep_id":
-                points = {**SPEC, **TWO_POINTS, "visibility": visibility}
-                submission = SweepSubmission.model_validate(points)
+                submission = SweepSubmission.model_validate({**SPEC, **TWO_POINTS})
                 made = sweeps.add(session, sweeps.new(owner.id, submission))
             case "webhook_id":
                 hook = {"owner_id": owner.id, "url": "", "secret": "", "statuses": "failed"}
                 session.add(made := Webhook(id=uuid7().hex, **hook))
             case _:
                 raise ValueError(id_)
+        if isinstance(made, Experiment | Dataset | Sweep):
+            made.visibility = visibility
+            if visibility == Visibility.PROJECT:
+                made.project_id = session.scalars(select(Project.id).filter_by(name=PROJECT)).one()
         return made.id
 
 
@@ -269,12 +273,10 @@ def _artifact(settings: Settings, experiment_id: str) -> Artifact:
     return Artifact(experiment_id=experiment_id, sha256=empty, **columns)
 
 
-def _upload(owner_id: int, visibility: Visibility) -> Dataset:
+def _upload(owner_id: int) -> Dataset:
     upload_id = uuid7().hex
     columns = {"name": "a.npy", "format": "npy", "bytes": 1, "n": 10, "dim": 4}
-    return Dataset(
-        id=upload_id, owner_id=owner_id, visibility=visibility, sha256=upload_id, **columns
-    )
+    return Dataset(id=upload_id, owner_id=owner_id, sha256=upload_id, **columns)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -315,7 +317,19 @@ def _keys(database: Database) -> dict[str, str]:
         owner, other = (accounts.add(session, name, Role.MEMBER) for name in ("owner", "other"))
         assert owner is not None
         assert other is not None
-        projects.add(session, PROJECT)
+        of_project: dict[str, Project] = {}
+        for caller, name in {
+            "in project": PROJECT, "in another": "speech", "former": PROJECT
+        }.items():  # fmt: skip
+            user = accounts.add(session, caller.replace(" ", "-"), Role.MEMBER)
+            assert user is not None
+            project = of_project.get(name) or projects.add(session, name)
+            assert project is not None
+            of_project[name] = project
+            projects.change_members(session, project, [user, owner], [])
+            if caller == "former":
+                projects.change_members(session, project, [], [user])
+            key(caller, user)
         key("owner", owner)
         key("other", other)
         key("shared", other)
@@ -368,9 +382,15 @@ BY_METHOD = {
 }
 
 
+SHARED = {
+    "shared": Visibility.LAB,
+    **dict.fromkeys(("in project", "in another", "former"), Visibility.PROJECT),
+}
+"""Visibility of the objects that a caller requests, if it is not private."""
+
+
 def ask(lab: Lab, one: Row, caller: str, method: str) -> int:
-    visibility = Visibility.LAB if caller == "shared" else Visibility.PRIVATE
-    objects = lab.objects(one.ids, visibility, one.status)
+    objects = lab.objects(one.ids, SHARED.get(caller, Visibility.PRIVATE), one.status)
     path = one.path.format_map(_Names(objects))
     if one.path.startswith("/v1/presets/"):
         path = path.replace("a.txt", "table1")
@@ -418,14 +438,15 @@ def _fresh(body: dict[str, Any], objects: dict[str, str]) -> dict[str, Any]:
     [one for one in MATRIX if one.path.startswith("/v1/") and "_id}" in one.path],
     ids=lambda one: one.name,
 )
-def test_private_things_are_not_found(lab: Lab, one: Row) -> None:
+@pytest.mark.parametrize("caller", NOT_IN_PROJECT)
+def test_things_of_others_are_not_found(lab: Lab, one: Row, caller: str) -> None:
     """The answer to another member is the same, word for word."""
-    there = lab.objects(one.ids, Visibility.PRIVATE, one.status)
+    there = lab.objects(one.ids, SHARED.get(caller, Visibility.PRIVATE), one.status)
     nowhere = {name: "0" * (16 if name == "key_id" else 32) for name in there}
     answers = []
     for names in (there, nowhere):
         path = one.path.format_map(_Names({**names, "series": "score", "name": "owner"}))
-        headers = {"Authorization": f"Bearer {lab.keys['other']}"}
+        headers = {"Authorization": f"Bearer {lab.keys[caller]}"}
         answer = lab.api.request(one.method, path, headers=headers, json=one.body)
         assert answer.status_code == 404
         text = answer.text
@@ -447,3 +468,90 @@ def test_a_viewer_reads_shared_experiments(lab: Lab) -> None:
         assert {item["visibility"] for item in listed} == {"lab"}
         assert lab.api.get(f"/v1/{place}", headers=headers).json()["items"] == []
         assert lab.api.get(f"/v1/{place}?whose=all", headers=headers).status_code == 422
+
+
+def listed(lab: Lab, caller: str, path: str, **query: str) -> list[str]:
+    headers = {"Authorization": f"Bearer {lab.keys[caller]}"}
+    answer = lab.api.get(path, params={"limit": "500", **query}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return [item["id"] for item in answer.json()["items"]]
+
+
+@pytest.mark.parametrize("kind", ["experiment", "sweep", "dataset"])
+def test_lists_have_the_things_of_projects_for_their_members(lab: Lab, kind: str) -> None:
+    """Also those of a closed project. Admins list them with those of everyone."""
+    one = lab.objects({f"{kind}_id"}, Visibility.PROJECT)[f"{kind}_id"]
+    hidden = lab.objects({f"{kind}_id"}, Visibility.PRIVATE)[f"{kind}_id"]
+    with lab.database.transaction() as session:
+        session.execute(update(Project).where(Project.name == PROJECT).values(closed_at=1.0))
+    path = f"/v1/{kind}s"
+    try:
+        assert one in listed(lab, "in project", path, whose="project")
+    finally:
+        with lab.database.transaction() as session:
+            session.execute(update(Project).values(closed_at=None))
+    assert hidden not in listed(lab, "in project", path, whose="project")
+    for caller in ("in project", *NOT_IN_PROJECT):
+        for whose in ("mine", "lab", *(["project"] if caller in NOT_IN_PROJECT else [])):
+            assert one not in listed(lab, caller, path, whose=whose)
+    assert {one, hidden} <= {*listed(lab, "owner", path)}
+    assert one in listed(lab, "admin", path, whose="all")
+
+
+def test_filters_find_the_experiments_of_a_project_for_its_members(lab: Lab) -> None:
+    one = lab.objects({"experiment_id"}, Visibility.PROJECT)["experiment_id"]
+    own = lab.objects({"experiment_id"}, Visibility.LAB)["experiment_id"]
+
+    def found(caller: str, text: str, whose: str = "project") -> list[str]:
+        return listed(lab, caller, "/v1/experiments", filter=text, whose=whose)
+
+    assert one in found("in project", f"project = {PROJECT}")
+    assert one in found("in project", "project != speech and visibility = project")
+    assert one not in found("in project", "project = speech")
+    assert one not in found("in project", "project = unknown")
+    assert one not in found("in project", "project = null")
+    assert own in found("in project", "project = null", "lab")
+    assert own not in found("in project", "project != null", "lab")
+    for caller in NOT_IN_PROJECT:
+        for whose in ("mine", "project", "lab"):
+            assert one not in found(caller, f"project = {PROJECT}", whose)
+            assert one not in found(caller, f'id = "{one}"', whose)
+
+
+def sent(lab: Lab, caller: str, body: dict[str, Any], verb: str = "") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {lab.keys[caller]}"}
+    answer = lab.api.post(f"/v1/experiments{verb}", json=body, headers=headers)
+    return answer.status_code, answer.json()
+
+
+def test_only_members_refer_to_the_things_of_a_project(lab: Lab) -> None:
+    """To others they are as unknown as what does not exist."""
+    things = lab.objects({"experiment_id", "dataset_id"}, Visibility.PROJECT)
+    unknown = dict.fromkeys(things, "0" * 32)
+
+    def bodies(ids: dict[str, str]) -> list[dict[str, Any]]:
+        return [
+            {**SPEC, "cache": False, "after": [ids["experiment_id"]]},
+            {"spec": upload_spec(ids["dataset_id"]), "cache": False},
+        ]
+
+    for body, nowhere in zip(bodies(things), bodies(unknown), strict=True):
+        assert sent(lab, "in project", body)[0] == 202
+        for caller in NOT_IN_PROJECT:
+            for verb in ("", ":validate"):
+                refused, alike = (sent(lab, caller, one, verb) for one in (body, nowhere))
+                assert refused[0] == alike[0] == 422
+                assert refused[1]["errors"] == alike[1]["errors"]
+
+
+def test_only_members_get_the_results_of_a_project_from_the_cache(lab: Lab) -> None:
+    body = {"spec": ppca_spec(seeds=[77])}
+    status, one = sent(lab, "owner", {**body, "project": PROJECT})
+    assert (status, one["visibility"]) == (202, "project")
+    with lab.database.transaction() as session:
+        session.get_one(Experiment, one["id"]).status = Status.SUCCEEDED
+    for caller in NOT_IN_PROJECT:
+        assert sent(lab, caller, body, ":validate")[1]["cached_from"] is None
+        status, made = sent(lab, caller, body)
+        assert (status, made["cached_from"]) == (202, None)
+    assert sent(lab, "in project", body)[1]["cached_from"] == one["id"]
