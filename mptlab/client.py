@@ -95,7 +95,8 @@ class Client(Connection):
         return Sweep(self, self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")["id"])
 
     def sweeps(self, **filters: Any) -> Iterator[Json]:
-        """Yield your sweeps, newest first; `whose="lab"` lists shared sweeps."""
+        """Yield your sweeps, newest first; `whose="lab"` lists those shared with the lab,
+        `whose="project"` those shared with your projects."""
         return self._pages("/v1/sweeps", filters)
 
     def validate(self, spec: Spec) -> Json:
@@ -113,18 +114,19 @@ class Client(Connection):
         column: str | None = None,
         compute: Json | None = None,
         name: str | None = None,
+        project: str | None = None,
         **options: Any,
     ) -> Texts:
         """Score texts by a masked language model: the name of its checkpoint, or the `model` of a
         spec. `texts` is a text, a list of texts, a Series, or a table: a DataFrame or the
         `pathlib.Path` of a file. `column` is that of the table's texts; default: the only one with
-        text. The result has the other columns too. `name` is that of the experiment. `options` are
-        the other fields of `evaluate.texts`. Waits until the texts are scored. Raises Refused,
-        NotSucceeded, ValueError."""
+        text. The result has the other columns too. `name` and `project` are those of the
+        experiment. `options` are the other fields of `evaluate.texts`. Waits until the texts are
+        scored. Raises Refused, NotSucceeded, ValueError."""
         table = texts_of(texts, column)
         names = [scores] if isinstance(scores, str) else list(scores)
         spec = score_spec(table, model, self._upload, compute, scores=names, **options)
-        experiment = self.experiments.create(spec, wait=True, name=name)
+        experiment = self.experiments.create(spec, wait=True, name=name, project=project)
         rows = experiment.texts()
         rows.add(table)
         rows.notes = [*table.notes, *(line["message"] for line in experiment.logs("warning"))]
@@ -159,6 +161,7 @@ class Client(Connection):
         thousands: str | None = None,
         index: str | Sequence[str] = (),
         drop_non_numeric: bool = False,
+        project: str | None = None,
     ) -> Json:
         """Upload a data set of numbers or text and return it; use its id or file name in a spec.
         Its `summary` and `warnings` state what was read. Uploading the same bytes with the same
@@ -166,8 +169,8 @@ class Client(Connection):
 
         `index` names columns of a table that identify the rows, `drop_non_numeric` leaves out all
         columns that are not numbers. `header` says whether the first line of a text file has the
-        names of the columns; `sep`, `decimal` and `thousands` are its separators. Raises Refused,
-        OSError."""
+        names of the columns; `sep`, `decimal` and `thousands` are its separators. The members of
+        `project` may use the data set. Raises Refused, OSError."""
         dataset = self._upload(
             Path(file),
             header=header,
@@ -176,6 +179,7 @@ class Client(Connection):
             thousands=thousands,
             index=[index] if isinstance(index, str) else [*index],
             drop_non_numeric=drop_non_numeric or None,
+            project=project,
         )
         self.on_upload(Path(file).name, dataset)
         return dataset
@@ -186,7 +190,8 @@ class Client(Connection):
         return dataset
 
     def datasets(self, **filters: Any) -> Iterator[Json]:
-        """Yield your uploads, newest first."""
+        """Yield your uploads, newest first; `whose="lab"` lists those shared with the lab,
+        `whose="project"` those shared with your projects."""
         return self._pages("/v1/datasets", filters)
 
     def dataset(self, dataset_id: str) -> Json:
@@ -286,8 +291,8 @@ class Client(Connection):
         return self._experiment(experiment_id).retry(idempotency_key=idempotency_key).document
 
     def change(self, experiment_id: Id, **changes: Any) -> Json:
-        """Change fields other than the spec: name, tags, note, priority, visibility ("private" or
-        "lab"), pinned."""
+        """Change fields other than the spec: name, tags, note, priority, visibility ("private",
+        "project" or "lab"), pinned."""
         return self._experiment(experiment_id).change(**changes).document
 
     def delete(self, experiment_id: Id) -> None:

@@ -256,9 +256,10 @@ class Experiments:
 
     def __call__(self, **filters: Any) -> Iterator[Json]:
         """Yield the documents of your experiments, newest first, over all pages. They have no specs
-        unless `fields="full"` (with `limit` at most 50). `whose="lab"` lists shared experiments.
-        Filter and sort with `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml
-        desc"`, status, tag, family, name, owner, q, created_after and others. Raises Refused."""
+        unless `fields="full"` (with `limit` at most 50). `whose="lab"` lists those shared
+        with the lab, `whose="project"` those shared with your projects. Filter and sort with
+        `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml desc"`, status, tag,
+        family, name, owner, q, created_after and others. Raises Refused."""
         return self._client._pages("/v1/experiments", filters)
 
     def create(
@@ -272,8 +273,8 @@ class Experiments:
         **beside: Any,
     ) -> Experiment:
         """Queue an experiment from a mapping, a pydantic model, the path of a JSON or YAML file, or
-        the name of a preset. `beside` may have name, tags, note, priority, visibility, after,
-        cache. With `wait`, return after it has succeeded. Raises Refused, NotSucceeded,
+        the name of a preset. `beside` may have name, tags, note, priority, visibility, project,
+        after, cache. With `wait`, return after it has succeeded. Raises Refused, NotSucceeded,
         TimeoutError."""
         document = self._client.submit(spec, idempotency_key=idempotency_key, **beside)
         experiment = Experiment(self._client, document)

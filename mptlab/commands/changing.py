@@ -120,9 +120,15 @@ def _named(experiment: Json) -> str:
 
 @app.command()
 @with_context
-def share(context: CommandContext, experiment_ids: ExperimentIds) -> None:
+def share(
+    context: CommandContext,
+    experiment_ids: ExperimentIds,
+    project: Annotated[
+        bool, typer.Option("--project", help="only the members of the project that each is in")
+    ] = False,
+) -> None:
     """Let the whole lab read experiments."""
-    _change(context, experiment_ids, visibility="lab")
+    _change(context, experiment_ids, visibility="project" if project else "lab")
 
 
 @app.command()
@@ -218,10 +224,13 @@ def upload(
     decimal: Decimal = None,
     thousands: Thousands = None,
     drop_non_numeric: DropNonNumeric = False,
+    project: Annotated[
+        str | None, typer.Option(metavar="NAME", help="project of yours whose members may use it")
+    ] = None,
 ) -> None:  # fmt: skip
     """Upload a data set, and print its id. What was read of it is printed on standard error."""
     options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
-    dataset = context.client.upload(file, **options)
+    dataset = context.client.upload(file, project=project, **options)
     warn_of_missing(dataset)
     context.tell(dataset, [dataset["id"]])
 

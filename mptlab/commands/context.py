@@ -163,7 +163,8 @@ class CommandContext:
         queries: list[Json] = [{"name": typed}]
         owner, _, name = typed.partition("/")
         if owner and name:
-            queries.append({"owner": owner, "name": name, "whose": "lab"})
+            shared = {"owner": owner, "name": name}
+            queries += [{**shared, "whose": "lab"}, {**shared, "whose": "project"}]
         pages = [first(self.client.experiments, most, **query) for query in queries]
         return [*chain(*pages)][:most]
 

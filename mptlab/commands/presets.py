@@ -24,7 +24,14 @@ from mptlab.commands.context import (
     with_context,
 )
 from mptlab.commands.following import RUN_FAILED, comes_back, exit_unless_succeeded
-from mptlab.commands.submitting import Share, Tags, Watch, beside_of, followed
+from mptlab.commands.submitting import (
+    InProject,
+    Share,
+    Tags,
+    Watch,
+    beside_of,
+    followed,
+)
 from mptlab.config import store
 from mptlab.errors import Json, Refused
 from mptlab.progress import followed as progress_of
@@ -64,11 +71,12 @@ def run_preset(
     preset: Annotated[str, typer.Argument(help="its name")],
     tag: Tags = None,
     share: Share = False,
+    project: InProject = None,
     watch: Watch = False,
 ) -> None:
     """Queue an experiment for each of the preset's specs, and print the ids in the order that
     verdict needs."""
-    beside = beside_of(None, tag, share, no_cache=False)
+    beside = beside_of(None, tag, share, no_cache=False, project=project)
     runs = context.client.run_preset(preset, **beside)
     seen = followed(context, [run.document for run in runs], watch)
     if context.as_json:

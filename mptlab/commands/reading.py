@@ -63,17 +63,23 @@ def list_experiments(
         str | None, typer.Option(help="such as metrics.lml desc, name, created")
     ] = None,
     lab: Annotated[bool, typer.Option("--lab", help="experiments shared with the lab")] = False,
+    projects: Annotated[
+        bool, typer.Option("--projects", help="experiments shared with your projects")
+    ] = False,
     limit: Limit = 20,
 ) -> None:
     """Show your experiments, newest first."""
     given = {"name": name, "tag": tag, "status": status, "filter": where, "order_by": order_by}
     filters: Json = {key: value for key, value in given.items() if value}
-    if lab:
-        filters["whose"] = "lab"
+    if lab and projects:
+        raise typer.BadParameter("--lab and --projects are two lists: give one of them")
+    if lab or projects:
+        filters["whose"] = "lab" if lab else "project"
     experiments = first(context.client.experiments, limit, summary=True, **filters)
     if context.as_json:
         return context.dump([run | {"created": moment(run)} for run in experiments])
-    columns = ("id", "name", "status", *(["owner"] if lab else []), "result", "created")
+    whose = ["owner"] * (lab or projects) + ["project"] * projects
+    columns = ("id", "name", "status", *whose, "result", "created")
     rows = [
         run | {"name": run["title"], "result": _result(run), "created": moment(run)}
         for run in experiments
@@ -405,7 +411,7 @@ def _result(experiment: Json) -> str:
 def _facts(experiment: Json) -> Json:
     """Return the most important facts of an experiment, without empty fields."""
     names = ("id", "name", "tags", "note", "status", "owner", "sweep")
-    facts = {name: experiment[name] for name in names}
+    facts = {name: experiment[name] for name in names} | {"project": experiment.get("project")}
     if experiment["name"] is None:
         facts["title"] = experiment["title"]
     model, data = experiment["spec"]["model"], experiment["spec"]["data"]

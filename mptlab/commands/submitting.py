@@ -65,7 +65,10 @@ Over = Annotated[
     typer.Option(help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable"),
 ]
 InProject = Annotated[
-    str | None, typer.Option(metavar="NAME", help="project of yours that it is charged to")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="project of yours that it is charged to; its members read it"
+    ),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="compute even if computed before")]
 
@@ -103,7 +106,7 @@ def submit(
     Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10
 
     Score other rows with a model that was fitted: mpt submit --data new.csv --model mine"""
-    beside = beside_of(name, tag, share, no_cache) | not_none(project=project)
+    beside = beside_of(name, tag, share, no_cache, project)
     if text is not None:
         refuse_table_of_texts(text, model)
         if data is not None:
@@ -184,8 +187,7 @@ def sweep(
     grid = {path: _swept(path, text) for path, text in pairs}
     if len(grid) < len(pairs):
         raise typer.BadParameter("--over has a field twice: give all its values at once, as 1,2,5")
-    beside = beside_of(name, tag, share, no_cache)
-    beside |= not_none(project=project, concurrency=concurrency)
+    beside = beside_of(name, tag, share, no_cache, project) | not_none(concurrency=concurrency)
     _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
 
 
@@ -262,10 +264,13 @@ def _warn_if_blocked(experiment: Json) -> None:
         warn(f"it waits: {place['reason']}")
 
 
-def beside_of(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
+def beside_of(
+    name: str | None, tags: list[str] | None, share: bool, no_cache: bool, project: str | None
+) -> Json:
     """Return the given options other than the spec."""
     visibility, cache = "lab" if share else None, False if no_cache else None
-    return not_none(name=name, tags=tags or None, visibility=visibility, cache=cache)
+    beside = {"name": name, "tags": tags or None, "visibility": visibility, "project": project}
+    return not_none(**beside, cache=cache)
 
 
 _NUMBERS = "mpt submit --data {file} --latent-dim 2..10 fits and scores PPCA"

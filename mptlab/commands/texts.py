@@ -19,6 +19,7 @@ from mptlab.commands.context import (
     write_csv,
 )
 from mptlab.commands.own_data import checkpoint_of
+from mptlab.commands.submitting import InProject
 from mptlab.errors import Refused
 from mptlab.specs import not_none
 from mptlab.tables import for_people
@@ -151,6 +152,7 @@ def score(
     sep: Annotated[
         str | None, typer.Option(help="character between the cells of a .csv or .tsv file")
     ] = None,
+    project: InProject = None,
     csv_: Csv = None,
 ) -> None:
     """Score texts, or mutations, by a masked language model, and print a table."""
@@ -171,7 +173,9 @@ def score(
                        group_size=group_size, wild_type=wild_type,
                        window_overlap=window_overlap)  # fmt: skip
     name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
-    scored = context.client.score(table, checkpoint_of(model), scores, name=name, **options)
+    scored = context.client.score(
+        table, checkpoint_of(model), scores, name=name, project=project, **options
+    )
     for note in scored.notes[len(table.notes) :]:
         warn(note)
     typer.echo(scored.experiment_id, err=True)

@@ -323,6 +323,33 @@ def test_a_colleague_reads_a_shared_run_by_its_name(environment: Environment, th
     assert mpt(eve, "show", "local/thesis")[0] == 1
 
 
+def test_members_of_a_project_read_its_runs_and_data(
+    environment: Environment, client: Client, tmp_path: Path
+) -> None:
+    _, key, _ = mpt(environment, "admin", "user", "add", "max")
+    members = ("--member", "local", "--member", "max")
+    assert mpt(environment, "admin", "project", "add", "vision", *members)[0] == 0
+    spec = json.dumps(ppca_spec(seeds=[70]))
+    words = ("submit", "-", "--name", "ours", "--project", "vision")
+    code, shown, error = mpt(environment, *words, text=spec)
+    assert code == 0, error
+    max_ = {**environment, "MPT_API_KEY": key.strip()}
+    assert mpt(max_, "show", "local/ours")[0] == 0
+    assert shown.strip() in mpt(max_, "list", "--projects")[1]
+    assert mpt(environment, "unshare", "ours")[1].endswith("(private)\n")
+    assert mpt(max_, "show", "local/ours")[0] == 1
+    assert mpt(environment, "share", "ours", "--project")[1].endswith("(project)\n")
+    assert mpt(max_, "show", "local/ours")[0] == 0
+
+    file = tmp_path / "ours.csv"
+    file.write_text("a,b\n1,2\n3,4\n")
+    code, upload_id, error = mpt(environment, "upload", str(file), "--project", "vision")
+    assert code == 0, error
+    with Client(client.url, key.strip()) as other:
+        assert other.dataset(upload_id.strip())["project"] == "vision"
+        assert [one["name"] for one in other.datasets(whose="project")] == ["ours.csv"]
+
+
 @pytest.mark.usefixtures("thesis")
 def test_a_bundle_has_the_name_of_its_run(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,53 @@ def test_a_list_sends_the_typed_filters_and_prints_each_result(typed: Typed) -> 
     assert "second" not in shown
 
 
+def test_lists_of_what_is_shared_name_the_owner_and_the_project(typed: Typed) -> None:
+    run = {
+        "id": ID, "status": "queued", "owner": "ann", "project": "vision", "title": "mine",
+        "created_at": "2026-01-31T12:34:56.789Z", "summary": [],
+    }  # fmt: skip
+    for option, whose, is_named in (("--projects", "project", True), ("--lab", "lab", False)):
+        client = Recording(experiments=lambda **_: iter([run]))
+        code, shown, _ = typed(client, "list", option)
+        assert code == 0
+        assert client.calls == [("experiments", {"limit": 20, "summary": True, "whose": whose})]
+        assert ("vision" in shown) == is_named
+        assert "ann" in shown
+    shown = typed(Recording(experiments=lambda **_: iter([run])), "list")[1]
+    assert "vision" not in shown
+    assert typed(Recording(), "list", "--lab", "--projects")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        (["share", ID, "--project"], ("change", ID, {"visibility": "project"})),
+        (["share", ID], ("change", ID, {"visibility": "lab"})),
+        (["submit", "-", "--project", "vision"], ("submit", {}, {"project": "vision"})),
+        (["presets", "run", "table1", "--project", "vision"],
+         ("run_preset", "table1", {"project": "vision"})),
+    ],
+)  # fmt: skip
+def test_projects_are_named_in_commands(
+    typed: Typed, words: list[str], called: tuple[Any, ...]
+) -> None:
+    changed = {"id": ID, "name": "a", "visibility": "project"}
+    client = Recording(change=changed, run_preset=[])
+    assert typed(client, *words, text="{}")[0] == 0
+    assert called in client.calls
+
+
+def test_uploads_and_scores_are_put_into_a_project(typed: Typed, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("a\n1\n")
+    client = Recording(score=Texts([{"row": 0, "pll": -1.5}], ["row", "pll"], ID))
+    in_project = ("--project", "vision")
+    assert typed(client, "upload", str(file), *in_project)[0] == 0
+    assert typed(client, "score", "a", "--model", "m", *in_project)[0] == 0
+    (uploaded, scored) = (call[-1]["project"] for call in client.calls)
+    assert (uploaded, scored) == ("vision", "vision")
+
+
 @pytest.mark.parametrize(
     ("words", "called"),
     [
