@@ -4,6 +4,7 @@ import { html, useState } from "./vendor/preact-htm.js";
 import { call, post } from "./api.js";
 import { titleOf } from "./format.js";
 import { Confirm, Problem } from "./parts.js";
+import { readersOf } from "./projects.js";
 
 const TEXTS = { pause: "Pause", resume: "Resume", cancel: "Cancel", retry: "Retry" };
 
@@ -14,7 +15,7 @@ export function Actions({ experiment, me, onDone }) {
   const path = `/v1/experiments/${experiment.id}`;
   const { can } = experiment;
   if (experiment.owner !== me.name && !can.length) {
-    return html`<p class="muted small">${experiment.owner} shares this with the lab: you may read it.</p>`;
+    return html`<p class="muted small">${experiment.owner} shares this with ${readersOf(experiment)}: you may read it.</p>`;
   }
 
   async function run(work) {
@@ -43,13 +44,19 @@ export function Actions({ experiment, me, onDone }) {
       if (yes) work();
     };
   }
-  const shared = experiment.visibility === "lab";
+  const { project, visibility } = experiment;
+  const readers = [
+    ["private", "Make private"],
+    ...(project ? [["project", `Share with ${project}`]] : []),
+    ["lab", project ? "Share with the lab" : "Share"],
+  ];
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
       ${can.filter((action) => action in TEXTS).map((verb) => html`
         <button key=${verb} type="button" disabled=${busy} onClick=${() => (verb === "cancel" ? setQuestion(verb) : perform(verb))}>${TEXTS[verb]}</button>`)}
       ${can.includes("change") && html`
-        <button type="button" disabled=${busy} onClick=${() => change({ visibility: shared ? "private" : "lab" })}>${shared ? "Make private" : "Share"}</button>
+        ${readers.filter(([value]) => value !== visibility).map(([value, text]) => html`
+          <button key=${value} type="button" disabled=${busy} onClick=${() => change({ visibility: value })}>${text}</button>`)}
         <button type="button" disabled=${busy} onClick=${() => change({ pinned: !experiment.pinned })}>${experiment.pinned ? "Unpin" : "Pin"}</button>`}
       ${can.includes("delete") && html`
         <button type="button" class="danger" disabled=${busy} onClick=${() => setQuestion("delete")}>Delete</button>`}

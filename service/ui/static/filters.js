@@ -3,6 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { get } from "./api.js";
 import { leaves } from "./format.js";
+import { useProjects } from "./projects.js";
 import { resultsOf } from "./result.js";
 
 const ORDERS = [
@@ -108,6 +109,7 @@ function Choice({ name, label, values, query, change }) {
 
 function Whose({ query, change, me }) {
   const options = [["", "Mine"], ["lab", "Shared with the lab"]];
+  if (useProjects(me).length) options.splice(1, 0, ["project", "Shared with my projects"]);
   if (me.scopes.includes("admin")) options.push(["all", "Everyone's"]);
   return html`<div class="field">
     <label for="whose">Whose</label>

@@ -276,6 +276,40 @@ def test_a_viewer_can_read_and_not_change(stranger: Page, lab: BrowsedLab) -> No
     expect(stranger.get_by_text("You may only look")).to_be_visible()
 
 
+def test_pages_of_members_have_their_projects(page: Page, stranger: Page, lab: BrowsedLab) -> None:
+    """Pages of users who are in no project have nothing of projects."""
+    key = key_of(lab.database, "paula", Role.MEMBER)
+    lab.api.add_project("vision", members=["paula"])
+    signed_in(stranger, lab.service, key)
+    stranger.goto(lab.url("/new"))
+    expect(stranger.get_by_role("heading", name="Estimate")).to_be_visible()
+    stranger.get_by_label("Project").select_option("vision")
+    stranger.locator("#name").fill("of us")
+    stranger.get_by_role("button", name="Submit").click()
+    stranger.wait_for_url("**/experiments/*")
+    facts = stranger.locator("dl.facts").first
+    expect(facts).to_contain_text("Visible toproject vision")
+    buttons = stranger.get_by_role("group", name="What to do with it")
+    expect(buttons).to_contain_text("Make privateShare with the lab")
+    buttons.get_by_role("button", name="Make private").click()
+    expect(facts).to_contain_text("Visible toits owner")
+    buttons.get_by_role("button", name="Share with vision").click()
+    expect(facts).to_contain_text("Visible toproject vision")
+    for path, count in (("/?whose=project", 1), ("/sweeps?whose=project", 0)):
+        stranger.goto(lab.url(path))
+        expect(stranger.locator("#whose")).to_have_value("project")
+        expect(stranger.locator("tbody tr")).to_have_count(count)
+    lab.api.change_project("vision", open=False)
+    stranger.goto(lab.url("/new"))
+    expect(stranger.get_by_role("heading", name="Estimate")).to_be_visible()
+    expect(stranger.get_by_label("Project")).to_have_count(0)
+    for path in ("/", "/sweeps", "/new"):
+        page.goto(lab.url(path))
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        expect(page.locator("#whose" if path != "/new" else "#name")).to_have_count(1)
+        expect(page.get_by_text(re.compile("project", re.IGNORECASE))).to_have_count(0)
+
+
 def test_experiments_of_others_are_not_shown(stranger: Page, lab: BrowsedLab) -> None:
     signed_in(stranger, lab.service, key_of(lab.database, "otto", Role.MEMBER))
     stranger.goto(lab.url(f"/experiments/{lab.ids['running']}"))

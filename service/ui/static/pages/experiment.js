@@ -11,6 +11,7 @@ import { History } from "../history.js";
 import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
 import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
+import { readersOf } from "../projects.js";
 import { Result } from "../result.js";
 import { UnusualRows } from "../rows.js";
 import { SpecCopies, SpecSummary } from "../spec.js";
@@ -64,7 +65,8 @@ function Facts({ experiment }) {
     ["Attempts", experiment.attempt > 1 && experiment.attempt],
     ["Worker", experiment.worker],
     ["Priority", experiment.priority || null],
-    ["Visible to", experiment.visibility === "lab" ? "the lab" : "its owner"],
+    ["Project", experiment.project],
+    ["Visible to", readersOf(experiment)],
     ["Pinned", experiment.pinned && "yes"],
     ["Sweep", experiment.sweep && html`<a href=${`/sweeps/${experiment.sweep}`}>the sweep it is a point of</a>`],
     ["Retry of", experiment.retry_of && html`<a href=${`/experiments/${experiment.retry_of}`}>an earlier one</a>`],

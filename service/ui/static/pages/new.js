@@ -6,6 +6,7 @@ import { Estimate, FieldErrors } from "../checking.js";
 import { SpecForm } from "../form.js";
 import { useLive } from "../live.js";
 import { Loading, Problem } from "../parts.js";
+import { useProjects } from "../projects.js";
 import { partsOf } from "../schema.js";
 import { Upload } from "../upload.js";
 
@@ -18,11 +19,11 @@ const EXAMPLE = {
 };
 
 /** What the form holds as a submission; throws SyntaxError where the spec is no JSON. */
-function submissionOf({ text, name, tags, shared }) {
+function submissionOf({ text, name, tags, shared, project }) {
   const spec = JSON.parse(text);
   const beside = name.trim() ? { name: name.trim() } : {};
   const list = tags.split(",").map((one) => one.trim()).filter(Boolean);
-  return { spec, ...beside, tags: list, visibility: shared ? "lab" : "private" };
+  return { spec, ...beside, tags: list, visibility: shared ? "lab" : null, project: project || null };
 }
 
 /** The spec that a text is; null where it is no JSON object. */
@@ -78,13 +79,26 @@ function PresetChoice({ presets, onChoose }) {
   </div>`;
 }
 
-function Form({ presets, parts, begun }) {
-  const [form, setForm] = useState({ text: JSON.stringify(begun.spec, null, 2), name: begun.name, tags: "", shared: false });
+function ProjectChoice({ projects, onChoose, problem }) {
+  return html`<div class="field">
+    <label for="project">Project</label>
+    <select id="project" aria-invalid=${Boolean(problem)} onChange=${(event) => onChoose(event.target.value)}>
+      <option value="">none: my own share</option>
+      ${projects.map(({ name }) => html`<option value=${name}>${name}</option>`)}
+    </select>
+    ${problem && html`<span class="bad-text small">${problem}</span>`}
+    <span class="small muted">Its members may read the experiment, and the run is charged to it.</span>
+  </div>`;
+}
+
+function Form({ presets, parts, begun, me }) {
+  const [form, setForm] = useState({ text: JSON.stringify(begun.spec, null, 2), name: begun.name, tags: "", shared: false, project: "" });
   const [refused, setRefused] = useState(null);
   const [busy, setBusy] = useState(false);
   const area = useRef(null);
   const spec = useMemo(() => specOf(form.text), [form.text]);
   const check = useCheck(form);
+  const projects = useProjects(me).filter((one) => one.open);
   const change = (values) => setForm((last) => ({ ...last, ...values }));
   const error = refused ?? check.error;
   const at = (pointer) => (error?.at ? error.at(pointer) : null);
@@ -133,6 +147,8 @@ function Form({ presets, parts, begun }) {
           <label for="tags">Tags, with commas between</label>
           <input id="tags" value=${form.tags} onInput=${(event) => change({ tags: event.target.value })} />
         </div>
+        ${projects.length > 0 && html`<${ProjectChoice} projects=${projects} problem=${at("/project")}
+          onChoose=${(project) => change({ project })} />`}
         <label class="row"><input type="checkbox" checked=${form.shared} onChange=${(event) => change({ shared: event.target.checked })} />Share with the lab</label>
         <button class="primary" disabled=${busy || !check.validation}>${busy ? "Submitting…" : "Submit"}</button>
         ${refused && !refused.errors?.length && html`<${Problem} error=${refused} />`}
@@ -153,7 +169,7 @@ function withUpload(text, upload) {
   }
 }
 
-export default function New({ may }) {
+export default function New({ me, may }) {
   const read = async () => {
     const [{ items: presets }, document] = await Promise.all([get("/v1/presets"), get("/openapi.json")]);
     return { presets, parts: partsOf(document), begun: await beginning(presets) };
@@ -165,6 +181,6 @@ export default function New({ may }) {
   return html`<div class="stack">
     <h1>New experiment</h1>
     <${Problem} error=${error} />
-    ${data ? html`<${Form} ...${data} />` : !error && html`<${Loading} />`}
+    ${data ? html`<${Form} ...${data} me=${me} />` : !error && html`<${Loading} />`}
   </div>`;
 }

@@ -6,6 +6,7 @@ import { titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Empty, Loading, Problem, Status, Table, Tags, When, useQuery } from "../parts.js";
 import { Counts } from "../counts.js";
+import { useProjects } from "../projects.js";
 
 const COLUMNS = [
   ["Name", "", (sweep) => html`<a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
@@ -15,17 +16,19 @@ const COLUMNS = [
   ["Created", "wide", (sweep) => html`<${When} at=${sweep.created_at} />`],
 ];
 
-export default function Sweeps() {
+export default function Sweeps({ me }) {
   const [query, change] = useQuery();
   const path = withQuery("/v1/sweeps", { whose: query.get("whose"), cursor: query.get("cursor") });
   const { data, error } = useLive(() => get(path), [path]);
   const whose = query.get("whose") ?? "";
+  const hasProjects = useProjects(me).length > 0;
   return html`<div class="stack">
     <div class="row spread">
       <h1>Sweeps</h1>
       <div class="field"><label for="whose">Whose</label>
         <select id="whose" onChange=${(event) => change({ whose: event.target.value, cursor: null })}>
           <option value="" selected=${!whose}>Mine</option>
+          ${hasProjects && html`<option value="project" selected=${whose === "project"}>Shared with my projects</option>`}
           <option value="lab" selected=${whose === "lab"}>Shared with the lab</option>
         </select></div>
     </div>
