@@ -257,7 +257,8 @@ def candidates(
         if project_hours is None and any(row.project_max_gpu_hours is not None for row in rows):
             project_hours = ledger.gpu_hours_of_the_day(session, Attempt.project_id)
         is_whole = len(rows) < at_most
-        before_others = rows if is_whole else _before_others(rows)
+        startable = [row for row in rows if row.first_id is not None]  # of these families
+        before_others = startable if is_whole else _before_others(startable, rows[-1])
         for row in sorted(before_others, key=_turn):
             user = _candidate(
                 row, clock, fair_share, cpu_workers, gpu_workers, hours or {}, project_hours or {}
@@ -316,12 +317,13 @@ def _turn(row: Row[Any]) -> tuple[bool, float, float, str]:
     return not jumps, row.turn, row.member_turn, row.first_id
 
 
-def _before_others(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-    """Return the users among the first ones of the database who come before all others, whoever
-    these are. The database has the users who may jump first, whether or not they do."""
-    if rows[-1].may_jump:
+def _before_others(rows: Sequence[Row[Any]], last_row: Row[Any]) -> Sequence[Row[Any]]:
+    """Return the users among the database's first ones, up to `last_row`, who come before all
+    others, whoever these are. The database has the users who may jump first, whether or not they
+    do."""
+    if last_row.may_jump:
         return ()
-    last = (True, rows[-1].turn, rows[-1].member_turn)
+    last = (True, last_row.turn, last_row.member_turn)
     return [row for row in rows if _turn(row)[:3] < last]
 
 
@@ -372,6 +374,32 @@ _STARTABLE = {
 # PostgreSQL refuses a power that is too small for a float, so old usage counts as none.
 _DECAYED_S = """CASE WHEN usage.as_of > :oldest AND usage.charged_s > 1e-9
     THEN usage.charged_s * power(2.0, (usage.as_of - :clock) / :half_life_s) ELSE 0.0 END"""
+_OF_USER = """users.id, users.may_jump, users.max_running,
+    users.max_gpu_hours_a_day AS max_gpu_hours,
+    usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of"""
+_MEMBERS = f"""
+    SELECT {_OF_USER}, {OWN} AS project_id,
+        NULL AS project_max_running, NULL AS project_max_gpu_hours,
+        {_DECAYED_S} / users.shares AS turn, 0.0 AS member_turn
+    FROM users
+    LEFT JOIN usage ON usage.owner_id = users.id AND usage.project_id = {OWN}
+    WHERE users.disabled_at IS NULL
+    UNION ALL
+    SELECT {_OF_USER}, projects.id AS project_id,
+        projects.max_running AS project_max_running,
+        projects.max_gpu_hours_a_day AS project_max_gpu_hours,
+        coalesce(of_project.used_s, 0.0) / projects.shares AS turn,
+        {_DECAYED_S} / users.shares AS member_turn
+    FROM projects
+    JOIN project_members ON project_members.project_id = projects.id
+    JOIN users ON users.id = project_members.user_id
+    LEFT JOIN usage ON usage.owner_id = users.id AND usage.project_id = projects.id
+    LEFT JOIN (
+        SELECT project_id, sum({_DECAYED_S}) AS used_s
+        FROM usage WHERE project_id <> {OWN} GROUP BY project_id
+    ) AS of_project ON of_project.project_id = projects.id
+    WHERE users.disabled_at IS NULL"""
+# The databases look at each account, but only at the experiments of the first ones.
 _CANDIDATES = {
     queue: text(f"""
         SELECT members.*,
@@ -384,30 +412,15 @@ _CANDIDATES = {
             first.id AS first_id, first.device, first.family, first.priority,
             coalesce(first.memory_bytes, 0) AS memory_bytes
         FROM (
-            SELECT users.id, accounts.project_id, users.may_jump, users.max_running,
-                users.max_gpu_hours_a_day AS max_gpu_hours,
-                projects.max_running AS project_max_running,
-                projects.max_gpu_hours_a_day AS project_max_gpu_hours,
-                usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of,
-                coalesce(of_project.used_s, {_DECAYED_S}) / coalesce(projects.shares, users.shares)
-                    AS turn,
-                {_DECAYED_S} / users.shares AS member_turn
-            FROM (
-                SELECT id AS user_id, {OWN} AS project_id FROM users
-                UNION ALL SELECT user_id, project_id FROM project_members
-            ) AS accounts
-            JOIN users ON users.id = accounts.user_id
-            LEFT JOIN projects ON projects.id = accounts.project_id
-            LEFT JOIN usage ON usage.owner_id = users.id AND usage.project_id = accounts.project_id
-            LEFT JOIN (
-                SELECT project_id, sum({_DECAYED_S}) AS used_s
-                FROM usage WHERE project_id <> {OWN} GROUP BY project_id
-            ) AS of_project ON of_project.project_id = accounts.project_id
-            WHERE users.disabled_at IS NULL
-            ORDER BY users.may_jump DESC, turn, member_turn
-            LIMIT {ALL}
+            SELECT * FROM ({_MEMBERS}) AS members
+            WHERE EXISTS (
+                SELECT 1 FROM experiments
+                WHERE owner_id = members.id AND project_id = members.project_id AND {startable}
+            )
+            ORDER BY may_jump DESC, turn, member_turn
+            LIMIT :at_most
         ) AS members
-        JOIN experiments AS first ON first.id = (
+        LEFT JOIN experiments AS first ON first.id = (
             SELECT id FROM experiments
             WHERE owner_id = members.id AND project_id = members.project_id
                 AND {startable}{OF_FAMILIES}
@@ -419,7 +432,6 @@ _CANDIDATES = {
             FROM experiments WHERE status = 'running' GROUP BY owner_id
         ) AS running ON running.owner_id = members.id
         ORDER BY members.may_jump DESC, members.turn, members.member_turn
-        LIMIT :at_most
     """).bindparams(
         bindparam("roles", expanding=True),
         FAMILIES,
