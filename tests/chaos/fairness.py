@@ -1,5 +1,6 @@
-"""`python -m tests.chaos.fairness [SEEDS] [projects]`: whether anyone starves, over a thousand
-random labs; with `projects`, whether projects and their members get their shares of a week.
+"""`python -m tests.chaos.fairness [SEEDS] [projects [FIRST]]`: whether anyone starves, over a
+thousand random labs; with `projects`, in labs with projects, and whether projects and their members
+get their shares of a week.
 
 The suite runs a few of them. The last line is a summary; the exit status is 1 if any lab fails.
 """
@@ -7,7 +8,9 @@ The suite runs a few of them. The last line is a summary; the exit status is 1 i
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from service.db.engine import Database
@@ -18,23 +21,29 @@ from tests.support.project_labs import far_from_their_shares
 
 
 def main() -> int:
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    failures = far_from_their_shares if "projects" in sys.argv else starved
+    with_projects = "projects" in sys.argv
+    numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    seeds, first = (*numbers, *(1000, 0)[len(numbers) :])
+    checks: list[Callable[[Database, int], list[str]]] = [
+        partial(starved, with_projects=with_projects)
+    ]
+    if with_projects:
+        checks.append(far_from_their_shares)
     count = 0
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(store=Path(folder, "store"), database_url=None)
         prepare(settings)
-        for seed in range(seeds):
-            file = shutil.copy(settings.store / "mptlab.sqlite3", Path(folder, f"{seed}.sqlite3"))
-            with closing(Database(f"sqlite:///{file}")) as database:
-                for line in failures(database, seed):
-                    print(line)
-                    count += 1
-            Path(file).unlink()
-            if not (seed + 1) % 100:
-                print(f"{seed + 1} labs", flush=True)
-    what = "parts far from their shares" if "projects" in sys.argv else "experiments starved"
-    print(f"fairness: {seeds} labs, {count} {what}")
+        for seed in range(first, first + seeds):
+            for check in checks:
+                file = shutil.copy(settings.store / "mptlab.sqlite3", Path(folder, "lab.sqlite3"))
+                with closing(Database(f"sqlite:///{file}")) as database:
+                    for line in check(database, seed):
+                        print(line, flush=True)
+                        count += 1
+                Path(file).unlink()
+            if not (seed + 1 - first) % 100:
+                print(f"{seed + 1 - first} labs, {count} failures", flush=True)
+    print(f"fairness: {seeds} labs, {count} failures")
     return 1 if count else 0
 
 

@@ -13,14 +13,14 @@ from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import lease, workers
+from service.queue import lease, ledger, workers
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
 from service.vocabulary import Status
 from service.workers.models import Worker
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import spec_on
-from tests.support.starting import fold, start_next
+from tests.support.starting import start_next
 from tests.support.stored import submit
 
 LIKE = ("owner_id", "project_id", "tags", "priority", "spec", "device")
@@ -140,7 +140,7 @@ class SharedLab:
         self.clock.now = self.began + at
         with self.database.transaction() as session:
             lease.finish(session, claim, Status.SUCCEEDED)
-            fold(session, self.fair_share)
+            ledger.fold(session, self.fair_share)
         self.idle[queue].append(worker)
 
 
