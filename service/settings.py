@@ -125,6 +125,10 @@ class Settings(BaseSettings):
     oidc_roles: dict[str, Role] = {}
     """Role of the members of each group, as a JSON object. The highest counts, at each sign-in, and
     who is in none of the groups may not sign in. Empty: everyone may sign in, as a member."""
+    oidc_projects: dict[str, str] = {}
+    """Project of the members of each group, as a JSON object. At each sign-in a user joins the
+    projects of the account's groups and leaves the others of this table. Other projects stay as
+    they are."""
 
     purge_after_s: float = Field(default=7 * 86_400.0, ge=0)
     """Time after which records and files of a deleted experiment are removed."""

@@ -91,7 +91,7 @@ class Provider:
         self._secret = settings.oidc_client_secret.get_secret_value()
         self._scopes = " ".join(dict.fromkeys(["openid", *settings.oidc_scopes.split()]))
         self._groups_claim = settings.oidc_groups_claim
-        self._needs_groups = bool(settings.oidc_roles)
+        self._needs_groups = bool(settings.oidc_roles or settings.oidc_projects)
         self._places = Places(MAX_AT_ONCE, MAX_OF_ADDRESS)
         self._metadata: dict[str, Any] = {}
         self._metadata_at = self._keys_at = self._retried_at = float("-inf")

@@ -1,14 +1,15 @@
 """Users who sign in by an account of the provider: who may, as which user, and in which role. No
 function commits."""
 
+import logging
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from service.accounts import accounts, audit
+from service.accounts import accounts, audit, projects
 from service.accounts.keys import new_key
 from service.accounts.models import ApiKey, User
 from service.accounts.oidc import Account
@@ -18,6 +19,8 @@ from service.accounts.users import DISABLED, HOUSEKEEPING, PROCESS, KeyRefused, 
 from service.db.engine import now
 from service.settings import Settings
 from service.vocabulary import ROLE_SCOPES, DisabledFor, Role
+
+log = logging.getLogger(__name__)
 
 SIGN_IN_LASTS_S = 86_400.0
 """Time after which a browser signs in again, so that who leaves a group loses access."""
@@ -70,8 +73,8 @@ def role_of(groups: Collection[str], settings: Settings) -> Role | None:
 
 
 def apply_groups(session: Session, user: User, groups: Collection[str], settings: Settings) -> None:
-    """Give a user what the account's groups give: the role, if the settings have a table. It is
-    called at each sign-in. Raises KeyRefused."""
+    """Give a user what the account's groups give: the role and the projects, if the settings have
+    tables. It is called at each sign-in. Raises KeyRefused."""
     role = role_of(groups, settings) if settings.oidc_roles else None
     if role is not None and role != user.role:
         before = user.role
@@ -83,6 +86,25 @@ def apply_groups(session: Session, user: User, groups: Collection[str], settings
                 "first"
             ) from None
         audit.note(session, PROCESS, "user.role_changed", user.name, role=role, before=before)
+    _apply_projects(session, user, groups, settings.oidc_projects)
+
+
+def _apply_projects(
+    session: Session, user: User, groups: Collection[str], table: Mapping[str, str]
+) -> None:
+    """Let a user join the projects of some groups, and leave the others of the table. A project
+    that does not exist is left out, with a line of the log."""
+    wanted = {project for group, project in table.items() if group in groups}
+    present = projects.of_member(session, user.id)
+    for name in sorted(set(table.values()) & (wanted ^ present)):
+        project = projects.find(session, name)
+        if project is None:
+            log.warning("MPT_OIDC_PROJECTS names a project %s that does not exist", name)
+            continue
+        joins = name in wanted
+        projects.change_members(session, project, [user] * joins, [user] * (not joins))
+        done = "project.joined" if joins else "project.left"
+        audit.note(session, PROCESS, done, name, user=user.name)
 
 
 def end_access(session: Session, user: User) -> None:

@@ -88,6 +88,11 @@ def change_members(
     session.flush()
 
 
+def of_member(session: Session, user_id: int) -> set[str]:
+    """Return the names of the projects of a user, also of closed ones."""
+    return {project.name for project in listed(session, user_id)}
+
+
 def usable(session: Session, user_id: int) -> dict[str, int]:
     """Return the ids of the open projects of a user, by name."""
     rows = session.execute(

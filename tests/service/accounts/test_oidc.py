@@ -542,6 +542,30 @@ def test_groups_give_the_highest_role_at_each_sign_in(
     assert actions_on(strict, "ann")[3:] == ["user.role_changed"] * 3
 
 
+def test_groups_give_the_projects_of_the_table_at_each_sign_in(
+    place: Settings, provider: RealProvider
+) -> None:
+    """Projects that the table does not name stay as they are, and one that does not exist refuses
+    no sign-in."""
+    table = {"vision": "vision", "robots": "vision", "speech": "speech", "staff": "missing"}
+    settings = with_provider(place, provider, oidc_projects=table)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as browser:
+        sign_in(browser)
+        for name, members in (("vision", []), ("speech", ["ann"]), ("own", ["ann"])):
+            as_admin(browser, "POST", "/v1/projects", name=name, members=members)
+        for groups, names in (
+            (["staff", "vision"], ["own", "vision"]),
+            (["robots", "speech"], ["own", "speech", "vision"]),
+            (["staff"], ["own"]),
+        ):
+            provider.add("ann", groups=groups)
+            assert sign_in(browser).status_code == 204
+            projects = browser.get("/v1/projects").json()["items"]
+            assert [one["name"] for one in projects] == names
+        expected = ["project.added", "project.joined", "project.left"]
+        assert actions_on(browser, "vision") == expected
+
+
 def test_who_leaves_the_groups_loses_access_at_the_next_sign_in(
     strict: TestClient, provider: RealProvider
 ) -> None:
