@@ -2,14 +2,21 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -256,6 +263,24 @@ class Settings(BaseSettings):
     @property
     def session_key_file(self) -> Path:
         return self.store / "session-key"
+
+
+def from_environment() -> Settings:
+    """Read the settings. Ends the process with a line for each variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        lines = [_wrong(problem["loc"], problem["msg"]) for problem in error.errors()]
+        raise SystemExit("; ".join(lines)) from None
+    except SettingsError as error:
+        name = re.fullmatch('error parsing value for field "(.+)" from source .+', str(error))
+        why = str(error) if name is None else _wrong([name[1]], f"not JSON: {error.__cause__}")
+        raise SystemExit(why) from None
+
+
+def _wrong(place: Sequence[int | str], why: str) -> str:
+    variable = f"{PREFIX}{'__'.join(map(str, place))}"
+    return f"{variable.upper()}: {why} (docs/settings.md)" if place else why
 
 
 def is_provider_url(url: str, issuer: str) -> bool:

@@ -31,7 +31,7 @@ from service.experiments.models import Artifact
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
 from service.queue import lease
-from service.settings import Settings
+from service.settings import Settings, from_environment
 
 PROCESS = "mpt restore"
 """Name of the process in the audit log."""
@@ -262,7 +262,7 @@ def main() -> None:
             _choose(arguments)(begin(), arguments.folder)
             return
         os.umask(OWNER_ONLY)
-        broken = restore(Settings(), arguments.folder, arguments.store_only)
+        broken = restore(from_environment(), arguments.folder, arguments.store_only)
     except BackupFailed as error:
         raise SystemExit(f"mpt: {error}") from None
     for path in broken:

@@ -22,7 +22,7 @@ from service.db.space import make_shrinkable
 from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
 from service.queue import quota
-from service.settings import Settings
+from service.settings import Settings, from_environment
 from service.vocabulary import Role
 
 PROCESS = "mpt migrate"
@@ -77,7 +77,7 @@ def over_limit(settings: Settings) -> Iterator[str]:
 @logged_process
 def main() -> None:
     os.umask(OWNER_ONLY)
-    settings = Settings()
+    settings = from_environment()
     try:
         prepare(settings)
         for line in over_limit(settings):

@@ -19,7 +19,7 @@ from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.db.revisions import NotMigrated
 from service.logs import configure_logs
-from service.settings import Settings, unknown_variables
+from service.settings import Settings, from_environment, unknown_variables
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ ORPHAN_GRACE_S = 15.0
 def begin() -> Settings:
     """Read the settings, configure logging, restrict access to the store and check the tables. Ends
     the process if the tables do not match this version, or if two packages register a family."""
-    settings = Settings()
+    settings = from_environment()
     configure_logs()
     if conflicts := outside_families().conflicts:
         log.critical("%s", "; ".join(conflicts))

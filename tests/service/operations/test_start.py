@@ -21,7 +21,7 @@ from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.operations import start
 from service.operations.prepare import migrate, prepare
-from service.settings import Settings, unknown_variables
+from service.settings import Settings, from_environment, unknown_variables
 from tests.support.forks import fork
 from tests.support.processes import environment
 from tests.support.servers import PostgreSQL
@@ -174,6 +174,23 @@ def test_variables_that_are_no_settings_are_found() -> None:
     known = {*re.findall(r"`(MPT_\w+)`", pages()["settings.md"]), "MPT_DATABASE_URL_FILE"}
     others = {"MPT_MAX_WAIT_S", "MPT_SHARE__SLOTS", "MPT_TEST_REQUIRE_ALL", "PATH", "HF_HOME"}
     assert unknown_variables(known | others) == ["MPT_MAX_WAIT_S", "MPT_SHARE__SLOTS"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("MPT_SHARE__SLICE_S", "four hours", "valid number"),
+        ("MPT_OIDC_ROLES", "staff: member", "not JSON"),
+        ("MPT_OIDC_ROLES", '{"staff": "owner"}', "'admin', 'member' or 'viewer'"),
+        ("MPT_OIDC_ISSUER", "ftp://id.example.org", "https"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(
+    variable: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit, match=f"^{variable}[^;]*{why}"):
+        from_environment()
 
 
 def test_the_version_of_sqlite_is_logged(
