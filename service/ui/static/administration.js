@@ -18,14 +18,17 @@ function limitsOf(user) {
 
 const percent = (share) => `${number(100 * share, 3)} %`;
 
-const DISABLED = { approval: "waits for your yes", groups: "left the groups" };
+const DISABLED = {
+  approval: (name) => html`waits for your yes: <code>mpt admin user set ${name} --active</code>`,
+  groups: () => "left the groups",
+};
 
 /** The users, who has used the server most of late first. */
 function Users({ users, usage }) {
   const known = new Map(users.map((one) => [one.name, one]));
   const rows = usage.map((one) => ({ ...one, user: known.get(one.name) })).filter(({ user }) => user);
   const columns = [
-    ["Name", "wrap", ({ name, user }) => html`${name}${!user.active && html` <span class="muted">${DISABLED[user.disabled_for] ?? "disabled"}</span>`}`],
+    ["Name", "wrap", ({ name, user }) => html`${name}${!user.active && html` <span class="muted">${DISABLED[user.disabled_for]?.(name) ?? "disabled"}</span>`}`],
     ["Role", "", ({ user }) => user.role],
     ["Running", "number", ({ running }) => running],
     ["Recent use", "number", ({ share }) => (share.raw_usage ? duration(share.raw_usage) : "nothing")],

@@ -1,12 +1,12 @@
 // The lab: the workers, what runs and waits, what one may use, and one's keys.
 
-import { html, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { provider, signInByAccount } from "../account.js";
 import { Administration } from "../administration.js";
 import { call, get, post, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Confirm, Empty, Problem, Progress, Status, Table, When } from "../parts.js";
+import { Confirm, Copy, Empty, Problem, Progress, Status, Table, When } from "../parts.js";
 import { WorkerHistory } from "../worker-history.js";
 
 const Title = ({ of }) => html`<a class=${of.name ? "name" : "name muted"} href=${`/experiments/${of.id}`}>${titleOf(of)}</a>`;
@@ -105,35 +105,57 @@ function stateOf(key) {
   return key.expires_at && Date.parse(key.expires_at) < Date.now() ? "expired" : "in force";
 }
 
-/** Makes a key for scripts. The provider asks for the password first, unless it did so lately. */
+const NEW_KEY = "new-key"; // where a new key waits for the password, and the part of the page
+
+/** Makes a key for scripts. The provider asks for the password first, unless it did so lately: the key is made after the
+ * return. */
 function NewKey({ onDone }) {
   const [made, setMade] = useState(null);
   const [error, setError] = useState(null);
+  const part = useRef(null);
+
+  async function make(wanted) {
+    setMade(await post("/v1/me/keys", wanted));
+    setError(null);
+    onDone();
+  }
+
+  useEffect(() => {
+    const wanted = sessionStorage.getItem(NEW_KEY);
+    sessionStorage.removeItem(NEW_KEY);
+    if (wanted === null || location.hash !== `#${NEW_KEY}`) return;
+    history.replaceState(null, "", location.pathname);
+    part.current.scrollIntoView({ block: "center" });
+    make(JSON.parse(wanted)).catch(setError);
+  }, []);
+
   async function onSubmit(event) {
     event.preventDefault();
     const form = new FormData(event.target);
     const wanted = { name: form.get("name").trim(), lasts_days: Number(form.get("days")) };
     try {
-      setMade(await post("/v1/me/keys", wanted));
-      setError(null);
-      onDone();
+      await make(wanted);
+      event.target.reset();
     } catch (refused) {
       if (refused.reason !== "sign_in_again") return setError(refused);
-      await signInByAccount("/lab", true).catch(setError);
+      sessionStorage.setItem(NEW_KEY, JSON.stringify(wanted));
+      await signInByAccount(`/lab#${NEW_KEY}`, true).catch(setError);
     }
   }
-  return html`<form onSubmit=${onSubmit} class="bar row end fields">
+  return html`<form onSubmit=${onSubmit} ref=${part} class="bar row end fields">
     <div class="field"><label for="key-name">New key for</label>
       <input id="key-name" name="name" required maxlength="200" placeholder="scripts on my laptop" /></div>
     <div class="field"><label for="key-days">Days</label>
       <input id="key-days" name="days" type="number" min="1" max="90" value="30" required /></div>
     <button>Make a key</button>
     <${Problem} error=${error} />
-    ${made && html`<div class="notice" role="status">
-      Copy this key now, it is not shown again: <code>${made.key}</code>
+    ${made && html`<div class="notice stack" role="status">
+      <p>Copy this key now, it is not shown again. <code>mpt login --url ${location.origin}</code> asks for it.</p>
+      <code class="wrap">${made.key}</code>
+      <div><${Copy} text=${() => made.key}>Copy the key<//></div>
     </div>`}
   </form>
-  <p class="bar muted small">If you last typed your password more than ten minutes ago, ${provider} asks for it first.</p>`;
+  <p class="bar muted small">${provider} may ask for your password first.</p>`;
 }
 
 function Keys({ me, may, keys, onDone }) {
@@ -148,7 +170,7 @@ function Keys({ me, may, keys, onDone }) {
     ["Key", "", (key) => html`${key.name ?? "unnamed"}<div class="muted small mono">${key.id}${key.id === me.key_id && " (this browser's)"}</div>`],
     ["May", "wide", (key) => key.scopes.join(", ")],
     ["Last used", "wide", (key) => html`<${When} at=${key.last_used_at} />`],
-    ["State", "", (key) => html`${stateOf(key)}
+    ["State", "", (key) => html`${stateOf(key)}${key.expires_at && stateOf(key) === "in force" && ` until ${dateTime(key.expires_at)}`}
       ${may("cancel") && stateOf(key) === "in force" && html` <button type="button" class="quiet" onClick=${() => setRevoking(key)}>Revoke</button>`}`],
   ];
   return html`<section class="card flush">

@@ -103,11 +103,11 @@ export default function SignIn() {
       onClick=${() => byAccount(() => signInByAccount(next()))}>
       ${busy ? "Signing in…" : `Sign in with your account at ${provider}`}
     </button>`}
+    <${Problem} error=${error} />
     <p class="muted">
-      <code>mpt serve</code> prints a link that signs this browser in. Or give your API key: this
+      ${provider ? "Or give" : html`<code>mpt serve</code> prints a link that signs this browser in. Or give`} your API key: this
       browser is then allowed what the key allows, until the key is revoked, for a week at most.
     </p>
-    <${Problem} error=${error} />
     <form onSubmit=${onSubmit} class="stack">
       <div class="field">
         <label for="key">API key</label>
