@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 from service.accounts import accounts, audit, projects
 from service.accounts.keys import new_key
 from service.accounts.models import ApiKey, User
-from service.accounts.oidc import Account
+from service.accounts.oidc import Account, printable
 from service.accounts.schemas import NAME
 from service.accounts.sign_in import SignIn
-from service.accounts.users import DISABLED, HOUSEKEEPING, PROCESS, KeyRefused, store_key
+from service.accounts.users import HOUSEKEEPING, PROCESS, KeyRefused, store_key
 from service.db.engine import now
 from service.settings import Settings
 from service.vocabulary import ROLE_SCOPES, DisabledFor, Role
@@ -28,6 +28,11 @@ KEY_NAME = "sign-in by the lab's account"
 
 WAITS = "your account waits for the yes of an admin: ask one for `mpt admin user set {} --active`"
 NO_GROUP = "your account is in none of the groups that may use this lab: ask its admin"
+BARRED = "an admin has disabled your account in this lab: ask one"
+NAMELESS = (
+    "the provider gives your account no name (claim preferred_username): ask an admin for a user, "
+    "and to link it: `mpt admin user set NAME --subject {}`"
+)
 NO_NAME = (
     "the provider gives your account the name {!r}, of which no user name can be made: ask an "
     "admin for a user, and to link it: `mpt admin user set NAME --subject {}`"
@@ -45,6 +50,13 @@ def sign_in(session: Session, account: Account, settings: Settings) -> SignIn | 
         select(User).where(User.oidc_issuer == account.issuer, User.oidc_subject == account.subject)
     )
     role = role_of(account.groups, settings)
+    if role is None:
+        who = printable(f"{account.subject} ({account.preferred_name})")
+        groups = [printable(group) for group in sorted(account.groups)[:20]]
+        log.warning(
+            "account %s is in none of the groups of MPT_OIDC_ROLES: its %s are %s",
+            who, settings.oidc_groups_claim, groups,
+        )  # fmt: skip
     if user is None:
         if role is None:
             raise KeyRefused(NO_GROUP)
@@ -58,7 +70,7 @@ def sign_in(session: Session, account: Account, settings: Settings) -> SignIn | 
     if user.disabled_at is not None:
         if user.disabled_for == DisabledFor.APPROVAL:
             return WAITS.format(user.name)
-        raise KeyRefused(DISABLED)
+        raise KeyRefused(BARRED)
     apply_groups(session, user, account.groups, settings)
     return SignIn.by(session, _new_sign_in_key(session, user, account.authenticated_at).id)
 
@@ -129,6 +141,8 @@ def _added(session: Session, account: Account, role: Role, waits: bool) -> User:
     is_usable = preferred_name.isascii() and re.fullmatch(NAME, name) is not None
     if not is_usable or name in (PROCESS, HOUSEKEEPING):
         preferred, subject = account.preferred_name[:100], shlex.quote(account.subject)
+        if not preferred:
+            raise KeyRefused(NAMELESS.format(subject))
         raise KeyRefused(NO_NAME.format(preferred, subject))
     user = accounts.add(session, name, role)
     if user is None:
