@@ -105,8 +105,7 @@ def change_user(
     context.show([context.client.change_user(name, **changes)], *USER_COLUMNS)
 
 
-PROJECT_LIMITS = LIMITS[:3]
-PROJECT_COLUMNS = ("name", "open", "members", "shares", *PROJECT_LIMITS)
+PROJECT_COLUMNS = ("name", "open", "members", "shares", *LIMITS)
 Project = Annotated[str, typer.Argument(help="the project's name")]
 Members = Annotated[list[str] | None, typer.Option(help="a user who joins; repeatable")]
 ProjectShares = Annotated[
@@ -121,6 +120,7 @@ MaxSubmitted = Annotated[
 MaxGpuHours = Annotated[
     str | None, typer.Option(metavar=LIMIT, help="GPU-hours in 24 hours; 0: no GPU runs")
 ]
+MaxBytes = Annotated[str | None, typer.Option(metavar=LIMIT, help="stored bytes")]
 
 
 @project_app.command("add")
@@ -133,9 +133,10 @@ def add_project(
     max_running: MaxRunning = None,
     max_submitted: MaxSubmitted = None,
     max_gpu_hours: MaxGpuHours = None,
+    max_bytes: MaxBytes = None,
 ) -> None:
     """Add a project. Its members submit into it by "mpt submit --project NAME"."""
-    how = _project_fields(shares, max_running, max_submitted, max_gpu_hours)
+    how = _project_fields(shares, max_running, max_submitted, max_gpu_hours, max_bytes)
     project = context.client.add_project(name, members=member or [], **how)
     context.show([project], *PROJECT_COLUMNS)
 
@@ -158,6 +159,7 @@ def change_project(
     max_running: MaxRunning = None,
     max_submitted: MaxSubmitted = None,
     max_gpu_hours: MaxGpuHours = None,
+    max_bytes: MaxBytes = None,
     reopen: Annotated[bool, typer.Option("--reopen", help="accept experiments again")] = False,
 ) -> None:
     """Change a project's members, shares of slots or limits.
@@ -165,7 +167,7 @@ def change_project(
     A limit is a number, or "none" for no limit. What a member who leaves has queued in the project
     still runs.
     """
-    changes = _project_fields(shares, max_running, max_submitted, max_gpu_hours)
+    changes = _project_fields(shares, max_running, max_submitted, max_gpu_hours, max_bytes)
     changes |= not_none(add_members=member, remove_members=remove, open=reopen or None)
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin project set --help")
@@ -180,7 +182,7 @@ def close_project(context: CommandContext, name: Project) -> None:
 
 
 def _project_fields(shares: int | None, *typed: str | None) -> dict[str, Any]:
-    limits = not_none(**dict(zip(PROJECT_LIMITS, typed, strict=True)))
+    limits = not_none(**dict(zip(LIMITS, typed, strict=True)))
     return not_none(shares=shares) | {name: _limit(name, text) for name, text in limits.items()}
 
 

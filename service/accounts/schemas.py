@@ -51,7 +51,7 @@ class UserChanges(RequestModel):
     """`sub` of the account that signs the user in at the lab's provider. null: none."""
 
 
-PROJECT_LIMITS = ("shares", "max_running", "max_submitted", "max_gpu_hours_a_day")
+PROJECT_LIMITS = ("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes")
 """Fields of a project that affect the queue."""
 
 
@@ -68,6 +68,8 @@ class ProjectLimits(RequestModel):
     """Maximum number of experiments that have not ended. null: no limit; 0: none."""
     max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """Maximum hours of GPU slots in 24 hours. null: no limit; 0: none."""
+    max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
+    """Maximum number of stored bytes of its experiments, sweeps and data sets. null: no limit."""
 
 
 Members = Annotated[list[Annotated[str, Field(pattern=NAME)]], Field(max_length=1000)]
@@ -110,6 +112,8 @@ class ProjectOut(ResponseModel):
     """Maximum number of experiments that have not ended. null: no limit."""
     max_gpu_hours_a_day: float | None
     """Maximum hours of GPU slots in 24 hours. null: no limit."""
+    max_bytes: int | None
+    """Maximum number of stored bytes. null: no limit."""
 
 
 class ProjectList(ResponseModel):

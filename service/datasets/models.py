@@ -37,7 +37,7 @@ class Dataset(Owned, Base):
     owner: Mapped[User] = relationship(lazy="raise")
     project_id: Mapped[int] = mapped_column(default=OWN, server_default="0")
     """Project whose members may read it, if its visibility says so; 0: none. Its bytes count for
-    its owner."""
+    its owner and the project."""
     project: Mapped[str | None] = column_property(name_of(project_id))
     name: Mapped[str] = mapped_column(String(200))
     format: Mapped[str] = mapped_column(String(16))

@@ -271,6 +271,7 @@ class _Arrival:
                 "file again"
             )
             raise ApiError(HTTPStatus.CONFLICT, "in_another_project", detail)
+        quota.check_bytes_in(session, self.dataset.project_id, first.kept_bytes)
         first.project_id = self.dataset.project_id
         if first.visibility == Visibility.PRIVATE:
             first.visibility = self.dataset.visibility
@@ -293,6 +294,8 @@ class _Arrival:
                 size = self.dataset.kept_bytes = sizes.of_dataset(self.dataset)
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
                 quota.check_bytes(session, self.by.id, self.settings.share, size)
+                if self.dataset.project_id != OWN:
+                    quota.check_bytes_in(session, self.dataset.project_id, size)
                 keep_options(place.parent, self.dataset.reading)
                 move(self.file, place)
                 session.add(self.dataset)

@@ -1,4 +1,4 @@
-"""Limits of a user: unfinished experiments, priority, and bytes in the store.
+"""Limits of a user and of a project: unfinished experiments, priority, and bytes in the store.
 
 Stored bytes are measured: of sweeps, uploads and requests in their rows, of experiments by the
 controller after each attempt (`sizes.measure`). What a run may still write is counted as expected.
@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from sqlalchemy import Select, func, select, text
+from sqlalchemy import ColumnElement, Select, func, select, text
 from sqlalchemy.orm import Session
 
 from service.accounts import projects
@@ -24,30 +24,39 @@ from service.sweeps.models import Sweep
 from service.vocabulary import TERMINAL, UNFINISHED
 
 
-def _kept_bytes() -> list[Select[int, int | None]]:
-    """Select owners and bytes, by kind of what they keep. Checkpoints are those of unfinished
-    experiments; others are deleted soon."""
+def _kept_bytes(whose: str = "owner_id") -> list[Select[int, int | None]]:
+    """Select owners, or projects, and bytes, by kind of what they keep. Checkpoints are those of
+    unfinished experiments; others are deleted soon."""
     rows = EXPERIMENT_BYTES + Experiment.spec_bytes + func.coalesce(Experiment.record_bytes, 0)
-    checkpoints = select(Experiment.owner_id, func.sum(Checkpoint.bytes))
-    return [
-        select(Experiment.owner_id, func.sum(rows)).group_by(Experiment.owner_id),
+    of_experiment = getattr(Experiment, whose)
+    checkpoints = select(of_experiment, func.sum(Checkpoint.bytes))
+    kinds = [
+        select(of_experiment, func.sum(rows)).group_by(of_experiment),
         checkpoints.join_from(Experiment, Checkpoint, Checkpoint.experiment_id == Experiment.id)
         .where(Experiment.status.in_(UNFINISHED))
-        .group_by(Experiment.owner_id),
-        select(Sweep.owner_id, func.sum(Sweep.kept_bytes)).group_by(Sweep.owner_id),
-        select(Dataset.owner_id, func.sum(Dataset.kept_bytes)).group_by(Dataset.owner_id),
-        select(KeptRequest.owner_id, func.sum(KeptRequest.kept_bytes)).group_by(
-            KeptRequest.owner_id
-        ),
+        .group_by(of_experiment),
     ]
+    for table in (Sweep, Dataset, KeptRequest):
+        if (column := getattr(table, whose, None)) is not None:  # requests are in no project
+            kinds.append(select(column, func.sum(table.kept_bytes)).group_by(column))
+    return kinds
 
 
 def kept(session: Session, owner_id: int) -> int:
     """Return how many bytes a user keeps."""
-    kinds = (
-        query.where(query.selected_columns[0] == owner_id).subquery() for query in _kept_bytes()
-    )
-    sums = [func.coalesce(select(kind.c[1]).scalar_subquery(), 0) for kind in kinds]
+    return _sum_of(session, _kept_bytes(), owner_id)
+
+
+def _kept_in_project(session: Session, project_id: int) -> int:
+    experiments, checkpoints, *others = _kept_bytes("project_id")
+    of_index = text(f"experiments.{IN_PROJECT}")
+    kinds = [experiments.where(of_index), checkpoints.where(of_index), *others]
+    return _sum_of(session, kinds, project_id)
+
+
+def _sum_of(session: Session, kinds: list[Select[int, int | None]], id: int) -> int:
+    of_id = (query.where(query.selected_columns[0] == id).subquery() for query in kinds)
+    sums = [func.coalesce(select(kind.c[1]).scalar_subquery(), 0) for kind in of_id]
     return int(sum(session.execute(select(*sums)).one()))
 
 
@@ -62,13 +71,14 @@ def kept_by_user(session: Session) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that a user keeps, and the limit."""
+    """Bytes that a user or a project keeps, and the limit."""
 
     kept: int
     expected: int
     """Points that the user's unfinished experiments write at most, or that ended ones may have
     written if they are not measured yet."""
     most: int | None
+    project: str | None = None
 
     def holds(self, needed: int) -> bool:
         """Return whether there is room for `needed` more bytes."""
@@ -78,12 +88,15 @@ class Room:
         """Raise ApiError if `needed` more bytes are too many."""
         if self.holds(needed):
             return
-        unfinished = f", your unfinished experiments may write {self.expected} more"
+        who, whose, kind, name = "you keep", "your", "user", "NAME"
+        if self.project is not None:
+            who, whose, kind, name = f"project {self.project} keeps", "its", "project", self.project
+        unfinished = f", {whose} unfinished experiments may write {self.expected} more"
         detail = (
-            f"you keep {self.kept} bytes{unfinished if self.expected else ''}, this needs "
-            f"{needed}, and your limit is {self.most} (max_bytes): delete data sets, experiments "
-            "or sweeps (deleted experiments and sweeps count until the service purges them), or "
-            "ask an administrator for a higher limit: mpt admin user set NAME --max-bytes BYTES"
+            f"{who} {self.kept} bytes{unfinished if self.expected else ''}, this needs {needed}, "
+            f"and {whose} limit is {self.most} (max_bytes): delete data sets, experiments or "
+            "sweeps (deleted experiments and sweeps count until the service purges them), or ask "
+            f"an administrator for a higher limit: mpt admin {kind} set {name} --max-bytes BYTES"
         )
         raise ApiError(HTTPStatus.CONFLICT, "storage_quota", detail)
 
@@ -102,17 +115,28 @@ def room_of(session: Session, owner_id: int, fair_share: FairShare) -> Room:
     computed."""
     if (most := limit(session, owner_id, fair_share)) is None:
         return UNLIMITED
+    expected = _expected(session, Experiment.owner_id == owner_id)
+    return Room(kept(session, owner_id), expected, most)
+
+
+def _room_in(session: Session, project: Project) -> Room:
+    if project.max_bytes is None:
+        return UNLIMITED
+    expected = _expected(session, (Experiment.project_id == project.id) & text(IN_PROJECT))
+    return Room(_kept_in_project(session, project.id), expected, project.max_bytes, project.name)
+
+
+def _expected(session: Session, some: ColumnElement[bool]) -> int:
     sums = [
         select(func.coalesce(func.sum(Experiment.expected_bytes), 0))
-        .where(Experiment.owner_id == owner_id, condition)
+        .where(some, condition)
         .scalar_subquery()
         for condition in (
             Experiment.status.in_(UNFINISHED),
             Experiment.record_bytes.is_(None) & Experiment.status.in_(TERMINAL),
         )
     ]
-    expected = sum(session.execute(select(*sums)).one())
-    return Room(kept(session, owner_id), int(expected), most)
+    return int(sum(session.execute(select(*sums)).one()))
 
 
 def check_limits(
@@ -128,16 +152,15 @@ def check_limits(
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 
 
-def check_project(session: Session, owner_id: int, project_id: int, more: int) -> None:
+def check_project(session: Session, owner_id: int, project_id: int, more: int, needed: int) -> None:
     """Raises ApiError if the owner may not have `more` experiments in a project, also ones that are
-    retried. Locks the
-    project's row, so that two submissions do not both take the last place, and no admin closes it
-    meanwhile."""
-    row = select(Project).where(Project.id == project_id).with_for_update()
-    project = session.scalars(row.execution_options(populate_existing=True)).one()
+    retried, or may not store `needed` more bytes in it. Locks the project's row, so that two
+    submissions do not both take the last place, and no admin closes it meanwhile."""
+    project = _locked(session, project_id)
     usable = projects.usable(session, owner_id)
     if project_id not in usable.values():
         raise invalid([projects.not_usable(project.name, usable)])
+    _room_in(session, project).check(needed)
     if project.max_submitted is None:
         return
     unfinished = Experiment.status.in_(UNFINISHED) & text(IN_PROJECT)
@@ -150,6 +173,16 @@ def check_project(session: Session, owner_id: int, project_id: int, more: int) -
             f"{project.max_submitted}{asked}"
         )
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+
+
+def check_bytes_in(session: Session, project_id: int, needed: int) -> None:
+    """Raises ApiError if a project may not keep `needed` more bytes. Locks the project's row."""
+    _room_in(session, _locked(session, project_id)).check(needed)
+
+
+def _locked(session: Session, project_id: int) -> Project:
+    row = select(Project).where(Project.id == project_id).with_for_update()
+    return session.scalars(row.execution_options(populate_existing=True)).one()
 
 
 def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:

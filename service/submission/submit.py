@@ -8,7 +8,6 @@ and its end change no key. On SQLite a transaction that writes is alone. The loc
 this order: idempotency key, sweep, owner, projects, uploads, experiments.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,16 +160,19 @@ def _check_limits(
     owner_id, spec_bytes = rows[0]["owner_id"], sum(row["spec_bytes"] for row in rows)
     if sweep is not None and rows[0]["retry_of"] is None:
         check_stored(spec_bytes, len(rows))
-    expected_bytes = sum(row["expected_bytes"] for row in rows)
-    needed = EXPERIMENT_BYTES * len(rows) + spec_bytes + expected_bytes
     highest = max(row["priority"] for row in rows)
     quota.check_limits(session, owner_id, highest, len(rows), fair_share)
-    for project_id, count in sorted(Counter(row["project_id"] for row in rows).items()):
-        if project_id != OWN:
-            quota.check_project(session, owner_id, project_id, count)
-    room.check(needed)
+    for project_id in sorted({row["project_id"] for row in rows} - {OWN}):
+        some = [row for row in rows if row["project_id"] == project_id]
+        quota.check_project(session, owner_id, project_id, len(some), _bytes_of(some))
+    room.check(_bytes_of(rows))
     for sweep_id in {row["sweep_id"] for row in rows} - {None}:
         sweeps.check_room(session, sweep_id, len(rows), spec_bytes)
+
+
+def _bytes_of(rows: Sequence[dict[str, Any]]) -> int:
+    """Return how many bytes new experiments keep at most, with what their runs write."""
+    return sum(EXPERIMENT_BYTES + row["spec_bytes"] + row["expected_bytes"] for row in rows)
 
 
 def _lock_unchanged(session: Session, prepared: Prepared, sweep: Sweep | None) -> None:

@@ -1,5 +1,6 @@
 """Projects: who is in them, and what may be submitted into them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,6 +118,43 @@ def test_unfinished_experiments_of_a_project_are_limited(
     assert admin.post("/v1/experiments", json=sent, headers=bob).status_code == 202
     refused = admin.post("/v1/experiments", json=sent, headers=ann)
     assert (refused.status_code, refused.json()["reason"]) == (409, "limit_reached")
+    assert admin.post("/v1/experiments", json=SPEC, headers=ann).status_code == 202
+
+
+def test_the_bytes_in_a_project_are_limited_for_all_members(
+    admin: TestClient, ann: dict[str, str], bob: dict[str, str], vision: str
+) -> None:
+    """Of experiments, sweeps and data sets, whoever owns them; nothing else is refused."""
+    change(admin, vision, add_members=["bob"])
+
+    def kept_bytes() -> int:
+        """The bytes that the project keeps, as the refusals of a limit name them."""
+        change(admin, vision, max_bytes=1)
+        (answer, *others) = sends(admin, ann, vision)[:3]
+        for refused in (answer, *others):
+            assert (refused.status_code, refused.json()["reason"]) == (409, "storage_quota")
+        change(admin, vision, max_bytes=None)
+        found = re.search(r"project vision keeps (\d+) bytes", answer.json()["detail"])
+        assert found is not None
+        return int(found[1])
+
+    assert kept_bytes() == 0
+    sent = {**SPEC, "project": vision}
+    sizes = []
+    for headers in (ann, bob):
+        assert admin.post("/v1/experiments", json=sent, headers=headers).status_code == 202
+        sizes.append(kept_bytes())
+    assert sizes[1] == 2 * sizes[0]
+    upload: Any = {"headers": bob, "content": b"1,2\n3,5\n" * 1000}
+    assert admin.post("/v1/datasets?name=a.csv", **upload).status_code == 201
+    assert kept_bytes() == sizes[1]
+    into = f"/v1/datasets?name=a.csv&project={vision}"
+    change(admin, vision, max_bytes=sizes[1] + 8000)
+    assert admin.post(into, **upload).json()["reason"] == "storage_quota"
+    change(admin, vision, max_bytes=None)
+    assert admin.post(into, **upload).json()["project"] == vision
+    assert kept_bytes() >= sizes[1] + 8000
+    change(admin, vision, max_bytes=0)
     assert admin.post("/v1/experiments", json=SPEC, headers=ann).status_code == 202
 
 
