@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
+    Boolean,
     Float,
     Integer,
     Row,
@@ -243,13 +244,15 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Return the users who may begin a run of these families on a worker of this queue, the next in
     turn first. A claim nearly always takes one of the first, and the time of the query grows with
-    the number of users that it returns, so it returns the others only if they are needed."""
+    the number of users at whose experiments it looks, so it looks at the others only if they are
+    needed."""
     clock: float = session.execute(select(now())).scalar_one()
     half_life_s, hours, project_hours = fair_share.half_life_s, None, None
     times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
     known = set[Member]()
     for at_most in (FEW, ALL):
-        given = {"roles": SUBMITTING, "at_most": at_most, "families": [*families], **times}
+        page = {"at_most": at_most, "also_idle": at_most == FEW}
+        given = {"roles": SUBMITTING, "families": [*families], **page, **times}
         rows = session.execute(_CANDIDATES[queue], given).all()
         is_limited = any(row.max_gpu_hours is not None for row in rows)
         if hours is None and (is_limited or fair_share.max_gpu_hours_a_day is not None):
@@ -399,7 +402,8 @@ _MEMBERS = f"""
         FROM usage WHERE project_id <> {OWN} GROUP BY project_id
     ) AS of_project ON of_project.project_id = projects.id
     WHERE users.disabled_at IS NULL"""
-# The databases look at each account, but only at the experiments of the first ones.
+# The databases sort all accounts, but look for experiments of the first ones alone. Only if these
+# are idle, others that are idle are left out. For EXISTS, PostgreSQL would read all experiments.
 _CANDIDATES = {
     queue: text(f"""
         SELECT members.*,
@@ -413,10 +417,11 @@ _CANDIDATES = {
             coalesce(first.memory_bytes, 0) AS memory_bytes
         FROM (
             SELECT * FROM ({_MEMBERS}) AS members
-            WHERE EXISTS (
-                SELECT 1 FROM experiments
+            WHERE :also_idle OR (
+                SELECT id FROM experiments
                 WHERE owner_id = members.id AND project_id = members.project_id AND {startable}
-            )
+                LIMIT 1
+            ) IS NOT NULL
             ORDER BY may_jump DESC, turn, member_turn
             LIMIT :at_most
         ) AS members
@@ -435,6 +440,7 @@ _CANDIDATES = {
     """).bindparams(
         bindparam("roles", expanding=True),
         FAMILIES,
+        bindparam("also_idle", type_=Boolean),
         *(bindparam(name, type_=Float) for name in ("clock", "half_life_s", "oldest")),
     )
     for queue, startable in STARTABLE.items()
