@@ -508,6 +508,7 @@ def test_filters_find_the_experiments_of_a_project_for_its_members(lab: Lab) -> 
     assert one in found("in project", f"project = {PROJECT}")
     assert one in found("in project", "project != speech and visibility = project")
     assert one not in found("in project", "project = speech")
+    assert one in found("in project", "project != unknown")
     assert one not in found("in project", "project = unknown")
     assert one not in found("in project", "project = null")
     assert own in found("in project", "project = null", "lab")
