@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
-from service.accounts.models import User
+from service.accounts.models import OWN, Project, ProjectMember, User
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments.models import Attempt, Experiment, Held, Wait
@@ -29,8 +29,9 @@ from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import giving_way, lease, states
 from service.queue.lease import Claim, FailureCause, LeaseLost
-from service.queue.ledger import Use, decayed_usage
+from service.queue.ledger import Member, Use, decayed_usage
 from service.queue.quota import UNLIMITED
+from service.queue.shares import standings
 from service.queue.statistics import statistics
 from service.records.recording import Batch, record
 from service.submission.preparation import Entry, Prepared
@@ -46,7 +47,6 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS
 from tests.support.shared_lab import not_for_ever
 from tests.support.starting import (
-    charges,
     controller_steps,
     fold,
     start_next,
@@ -61,9 +61,13 @@ STEPS = controller_steps(LEASE_S, MAX_LOST, SHARING)
 WORKERS = (1, 2, 3, 4, 5)
 LIMITS = {2: 1, 3: 2}
 """Maximum number of concurrent runs of these users; user 1 has no limit."""
+PROJECT, IN_PROJECT = 1, 2
+"""A project of all users, and its maximum number of concurrent runs."""
 
 RUNNING = Experiment.status == Status.RUNNING
-OWNERS_AND_WORKERS = select(Experiment.owner_id, Experiment.worker).where(RUNNING)
+OWNERS_AND_WORKERS = select(Experiment.owner_id, Experiment.project_id, Experiment.worker).where(
+    RUNNING
+)
 AFTER = aliased(Experiment)
 WAITS_FOR_ENDED = (
     select(Wait).join(AFTER, AFTER.id == Wait.after_id).where(AFTER.status.in_(TERMINAL))
@@ -108,6 +112,9 @@ class QueueMachine(RuleBasedStateMachine):
         with self.database.transaction() as session:
             for user, limit in LIMITS.items():
                 session.add(User(id=user, name=f"user {user}", max_running=limit))
+            session.add(Project(id=PROJECT, name="vision", max_running=IN_PROJECT))
+            session.flush()
+            session.add_all(ProjectMember(project_id=PROJECT, user_id=user) for user in (1, 2, 3))
         self.submitted: dict[str, int] = {}  # the owner of each experiment
         self.touched: set[str] = set()  # since the last check
         self.runs: dict[int, Run] = {}
@@ -128,14 +135,20 @@ class QueueMachine(RuleBasedStateMachine):
     def begin(self, count: int) -> None:
         """Most steps need experiments: each user has some, and workers begin."""
         for user in (1, 2, 3) * count:
-            self.submit(user, 0)
+            for project_id in (OWN, PROJECT):
+                self.submit(user, 0, project_id)
         self.start([*WORKERS], len(WORKERS))
 
-    @rule(user=st.integers(1, 3), priority=st.integers(-1, 1))
-    def submit(self, user: int, priority: int) -> None:
+    @rule(
+        user=st.integers(1, 3),
+        priority=st.integers(-1, 1),
+        project_id=st.sampled_from([OWN, PROJECT]),
+    )
+    def submit(self, user: int, priority: int, project_id: int) -> None:
         submission = Submission.model_validate({"spec": ppca_spec(), "priority": priority})
         with self.database.transaction() as session:
             made = stored.submit(session, user, submission)
+            made.project_id = project_id
         assert made is not None
         self.submitted[made.id] = user
 
@@ -455,30 +468,31 @@ class QueueMachine(RuleBasedStateMachine):
         assert math.isclose(after.runs_s, before.runs_s, abs_tol=1e-6)
         assert replace(after, waits_s=before.waits_s, runs_s=before.runs_s) == before
         with self.database.snapshot() as session:
-            found = charges(session, SHARING)
+            members = standings(session, SHARING)
             lines = session.scalars(select(Attempt)).all()
         assert all(line.folded for line in lines if line.ended_at is not None)
-        for owner_id, charged_s in found.items():
-            expected = decayed_usage(SHARING, self._charged(owner_id, lines), self.clock)
-            assert math.isclose(charged_s, expected, rel_tol=1e-6, abs_tol=1e-6)
+        for one in members:
+            expected = decayed_usage(SHARING, self._charged(one.member, lines), self.clock)
+            assert math.isclose(one.charged_s, expected, rel_tol=1e-6, abs_tol=1e-6)
 
-    def _charged(self, owner_id: int, lines: Sequence[Attempt]) -> Iterator[Use]:
-        """Yield the uses of slots of a user. A current run is charged in advance."""
+    def _charged(self, member: Member, lines: Sequence[Attempt]) -> Iterator[Use]:
+        """Yield the uses of slots of a user in one account. A current run is charged in advance."""
         for line in lines:
             began_at = line.started_at
             if line.ended_at is None:
                 began_at = min(began_at, self.clock - SHARING.advance_s)
-            if line.owner_id == owner_id:
-                yield Use(owner_id, line.queue, began_at, line.ended_at)
+            if (line.owner_id, line.project_id) == member:
+                yield Use(line.owner_id, line.queue, began_at, line.ended_at, line.project_id)
 
     # Invariants
 
     @invariant()
-    def no_user_has_more_runs_than_its_limit_and_no_worker_two(self) -> None:
+    def no_user_or_project_has_more_runs_than_its_limit_and_no_worker_two(self) -> None:
         with self.database.snapshot() as session:
             rows = session.execute(OWNERS_AND_WORKERS).all()
         owners, names = [row.owner_id for row in rows], {row.worker for row in rows}
         assert all(owners.count(user) <= limit for user, limit in LIMITS.items())
+        assert sum(row.project_id == PROJECT for row in rows) <= IN_PROJECT
         assert len(rows) <= len(names)
 
     @invariant()
