@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from mptcore.presets import PRESETS
 from service.app import create_app
-from service.datasets.routes import MAX_USER_UPLOADS
+from service.datasets.routes import MAX_USER_UPLOADS, _Arrival
 from service.db.engine import Database
 from service.fair_share import FairShare
 from service.places import Places
@@ -86,7 +87,13 @@ def test_two_uploads_at_once_do_not_share_the_last_space(
 ) -> None:
     """Both saw the room when they began."""
     assert post(api, "a.npy", npy(GOOD)).status_code == 201
-    monkeypatch.setattr("service.datasets.routes._room", lambda *_: UNLIMITED)
+    begin = _Arrival.begin
+
+    def beginning(*arguments: Any) -> Room:
+        begin(*arguments)
+        return UNLIMITED
+
+    monkeypatch.setattr(_Arrival, "begin", beginning)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda i: post(api, "a.npy", npy(GOOD + i)), (1, 2)))
     assert sorted(answer.status_code for answer in answers) == [201, 409]
