@@ -52,7 +52,7 @@ def change(
     for name, value in standing.items():
         setattr(user, name, value)
     admins = select(User).where(User.role == Role.ADMIN, User.disabled_at.is_(None))
-    active_admins = session.scalars(admins.with_for_update()).all()
+    active_admins = session.scalars(admins.with_for_update(key_share=True)).all()
     if role is not None:
         user.role = role
     if active is not None:

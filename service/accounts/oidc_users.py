@@ -108,15 +108,15 @@ def _apply_projects(
     that does not exist is left out, with a line of the log."""
     wanted = {project for group, project in table.items() if group in groups}
     present = projects.of_member(session, user.id)
-    for name in sorted(set(table.values()) & (wanted ^ present)):
-        project = projects.find(session, name)
-        if project is None:
-            log.warning("MPT_OIDC_PROJECTS names a project %s that does not exist", name)
-            continue
-        joins = name in wanted
+    changed = set(table.values()) & (wanted ^ present)
+    for project in projects.lock(session, changed):
+        changed.remove(project.name)
+        joins = project.name in wanted
         projects.change_members(session, project, [user] * joins, [user] * (not joins))
         done = "project.joined" if joins else "project.left"
-        audit.note(session, PROCESS, done, name, user=user.name)
+        audit.note(session, PROCESS, done, project.name, user=user.name)
+    if changed:
+        log.warning("MPT_OIDC_PROJECTS names projects that do not exist: %s", sorted(changed))
 
 
 def end_access(session: Session, user: User) -> None:

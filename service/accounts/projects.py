@@ -11,6 +11,7 @@ from mptcore.specs import Problem
 from service.accounts.models import OWN, Project, ProjectMember, User
 from service.db.engine import now
 from service.db.notices import notify
+from service.db.visibility import Owned
 from service.refusals import ApiError, invalid
 from service.vocabulary import Visibility
 
@@ -24,6 +25,13 @@ def add(session: Session, name: str) -> Project | None:
     except IntegrityError:
         return None
     return project
+
+
+def lock(session: Session, names: Collection[str]) -> Sequence[Project]:
+    """Return the named projects that there are, locked in the order of their ids, as submissions
+    lock them."""
+    query = select(Project).where(Project.name.in_(names)).order_by(Project.id)
+    return session.scalars(query.with_for_update()).all()
 
 
 def find(session: Session, name: str) -> Project | None:
@@ -140,11 +148,21 @@ def chosen_visibility(wanted: Visibility | None, project_id: int, within: str = 
     return wanted or (Visibility.PRIVATE if project_id == OWN else Visibility.PROJECT)
 
 
-def choose_visibility(changes: dict[str, Any], project_id: int) -> None:
-    """Set the visibility in the changes of something in a project, if they have one. Raises
-    ApiError."""
-    if "visibility" in changes:
-        changes["visibility"] = chosen_visibility(changes["visibility"], project_id)
+def choose_visibility(session: Session, changes: dict[str, Any], row: Owned) -> None:
+    """Set the visibility in the changes of a row, if they have one. Who has left a project opens
+    nothing to its members. Raises ApiError."""
+    if "visibility" not in changes:
+        return
+    is_member = row.project_id in _present(session, row.owner_id)
+    wanted = changes["visibility"]
+    if wanted == Visibility.PROJECT and row.project_id != OWN and not is_member:
+        raise invalid([Problem("/visibility", "private or lab: its owner has left its project")])
+    changes["visibility"] = chosen_visibility(wanted, row.project_id if is_member else OWN)
+
+
+def _present(session: Session, user_id: int) -> set[int]:
+    """Return the projects of a user, also closed ones."""
+    return {project.id for project in listed(session, user_id)}
 
 
 def _refused(problem: Problem, within: str) -> ApiError:

@@ -236,13 +236,16 @@ class _Arrival:
     def begin(self, visibility: Visibility | None) -> Room:
         """Put the row into its project, and return the room of its owner. Raises ApiError."""
         with self.database.snapshot() as session:
-            project_id = self.dataset.project_id = self._project_id(session)
+            project_id = projects.chosen(session, self.by.id, self.project, "/query")
+            self.dataset.project_id = project_id
             chosen = projects.chosen_visibility(visibility, project_id, "/query")
             self.dataset.visibility = chosen
             return quota.room_of(session, self.by.id, self.settings.share)
 
-    def _project_id(self, session: Session) -> int:
-        return projects.chosen(session, self.by.id, self.project, "/query")
+    def _hold_project(self, session: Session) -> None:
+        """Lock the project. Raises ApiError if the owner has left it meanwhile."""
+        if self.dataset.project_id != OWN:
+            quota.hold_project(session, self.by.id, self.dataset.project_id, "/query")
 
     def known(self) -> DatasetOut | None:
         """Return the existing data set with these bytes. The new file replaces the old one, which
@@ -250,7 +253,7 @@ class _Arrival:
         if it were moved after the delete, it would stay there without a row."""
         with self.database.transaction() as session:
             check_still_valid(session, self.by)
-            self._project_id(session)  # the owner may have left it meanwhile
+            self._hold_project(session)
             first = store.lock_same(session, self.dataset)
             if first is None:
                 return None
@@ -271,7 +274,8 @@ class _Arrival:
                 "file again"
             )
             raise ApiError(HTTPStatus.CONFLICT, "in_another_project", detail)
-        quota.check_bytes_in(session, self.dataset.project_id, first.kept_bytes)
+        owner_id, project_id = self.by.id, self.dataset.project_id
+        quota.check_project(session, owner_id, project_id, 0, first.kept_bytes)
         first.project_id = self.dataset.project_id
         if first.visibility == Visibility.PRIVATE:
             first.visibility = self.dataset.visibility
@@ -290,12 +294,11 @@ class _Arrival:
         try:
             with self.database.transaction() as session:
                 check_still_valid(session, self.by)
-                self._project_id(session)
                 size = self.dataset.kept_bytes = sizes.of_dataset(self.dataset)
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
-                quota.check_bytes(session, self.by.id, self.settings.share, size)
-                if self.dataset.project_id != OWN:
-                    quota.check_bytes_in(session, self.dataset.project_id, size)
+                self._hold_project(session)
+                project_id = self.dataset.project_id
+                quota.check_bytes(session, self.by.id, project_id, self.settings.share, size)
                 keep_options(place.parent, self.dataset.reading)
                 move(self.file, place)
                 session.add(self.dataset)
@@ -345,7 +348,7 @@ def change_dataset(
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
-        projects.choose_visibility(wanted, found.project_id)
+        projects.choose_visibility(session, wanted, found)
         for name, value in wanted.items():
             setattr(found, name, value)
         audit.note(session, user, "dataset.changed", dataset_id, **wanted)

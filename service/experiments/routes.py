@@ -265,7 +265,7 @@ def change(
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         experiment = find_own(session, user, Experiment, experiment_id)
-        projects.choose_visibility(wanted, experiment.project_id)
+        projects.choose_visibility(session, wanted, experiment)
         store.change(session, experiment, wanted, settings.share)
         # Its texts are the owner's, and long.
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}

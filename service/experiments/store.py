@@ -30,7 +30,7 @@ def change(
         setattr(experiment, name, value)
     more = of_texts(experiment.name, experiment.tags, experiment.note) - before
     if more > 0:
-        quota.check_bytes(session, experiment.owner_id, fair_share, more)
+        quota.check_bytes(session, experiment.owner_id, experiment.project_id, fair_share, more)
     experiment.spec_bytes += more
 
 

@@ -12,13 +12,13 @@ from sqlalchemy import ColumnElement, Select, func, select, text
 from sqlalchemy.orm import Session
 
 from service.accounts import projects
-from service.accounts.models import Project, User
+from service.accounts.models import OWN, Project, User
 from service.datasets.models import Dataset
 from service.experiments.models import IN_PROJECT, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.claims import MAX_PRIORITY
 from service.queue.sizes import EXPERIMENT_BYTES
-from service.refusals import ApiError, invalid
+from service.refusals import ApiError
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
 from service.vocabulary import TERMINAL, UNFINISHED
@@ -154,12 +154,8 @@ def check_limits(
 
 def check_project(session: Session, owner_id: int, project_id: int, more: int, needed: int) -> None:
     """Raises ApiError if the owner may not have `more` experiments in a project, also ones that are
-    retried, or may not store `needed` more bytes in it. Locks the project's row, so that two
-    submissions do not both take the last place, and no admin closes it meanwhile."""
-    project = _locked(session, project_id)
-    usable = projects.usable(session, owner_id)
-    if project_id not in usable.values():
-        raise invalid([projects.not_usable(project.name, usable)])
+    retried, or may not store `needed` more bytes in it."""
+    project = hold_project(session, owner_id, project_id)
     _room_in(session, project).check(needed)
     if project.max_submitted is None:
         return
@@ -175,9 +171,13 @@ def check_project(session: Session, owner_id: int, project_id: int, more: int, n
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 
 
-def check_bytes_in(session: Session, project_id: int, needed: int) -> None:
-    """Raises ApiError if a project may not keep `needed` more bytes. Locks the project's row."""
-    _room_in(session, _locked(session, project_id)).check(needed)
+def hold_project(session: Session, owner_id: int, project_id: int, within: str = "") -> Project:
+    """Lock a project's row until the transaction ends, so that two submissions do not both take the
+    last place, and no admin closes it meanwhile. `within` is the place in the request. Raises
+    ApiError if the owner may not use the project."""
+    project = _locked(session, project_id)
+    projects.chosen(session, owner_id, project.name, within)
+    return project
 
 
 def _locked(session: Session, project_id: int) -> Project:
@@ -185,9 +185,14 @@ def _locked(session: Session, project_id: int) -> Project:
     return session.scalars(row.execution_options(populate_existing=True)).one()
 
 
-def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:
-    """Check that a user may store this number of additional bytes. Raises ApiError."""
+def check_bytes(
+    session: Session, owner_id: int, project_id: int, fair_share: FairShare, needed: int
+) -> None:
+    """Check that a user may store this number of additional bytes, and the project, if there is
+    one. Raises ApiError."""
     room_of(session, owner_id, fair_share).check(needed)
+    if project_id != OWN:
+        _room_in(session, _locked(session, project_id)).check(needed)
 
 
 def check_priority(session: Session, owner_id: int, priority: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
-from service.accounts import accounts
+from service.accounts import accounts, projects
 from service.accounts.users import Caller
 from service.db.engine import moment
 from service.experiments import store
@@ -46,6 +46,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         slots = _slots(session, queue_snapshots.of(session, {Member(user.id)}), user)
         submitted, most = quota.submitted_of(session, user.id, fair_share)
         kept_bytes = quota.kept(session, user.id)
+        names = projects.of_member(session, user.id)
         max_bytes = quota.limit(session, user.id, fair_share)
     mine = next(one for one in standings if one.member == Member(user.id))
     return QueueOut(
@@ -58,7 +59,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         kept_bytes=kept_bytes,
         max_bytes=max_bytes,
         share=shares.share_of(user.id, standings, submitters),
-        projects=_projects(standings, submitters, user.id),
+        projects=_projects(standings, submitters, names),
         items=[
             QueuedOut.of(one, queue=found[one.id], title=titles[one.id])
             for one in waiting
@@ -69,13 +70,13 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
 
 
 def _projects(
-    standings: list[Standing], submitters: Collection[int], member_id: int | None = None
+    standings: list[Standing], submitters: Collection[int], names: Collection[str] | None = None
 ) -> list[ProjectUsage]:
-    """Return the usage of all projects that have members, or of a user's."""
-    projects = {
+    """Return the usage of the named projects, or of all that have members."""
+    accounts = {
         one.project_id: one.account
         for one in standings
-        if one.project_id and member_id in (None, one.owner_id)
+        if one.project_id and (names is None or one.account.project in names)
     }
     found = [
         ProjectUsage(
@@ -86,7 +87,7 @@ def _projects(
             max_gpu_hours_a_day=account.max_gpu_hours,
             share=shares.share_of_project(id, standings, submitters),
         )
-        for id, account in projects.items()
+        for id, account in accounts.items()
     ]
     return sorted(found, key=lambda project: project.name)
 

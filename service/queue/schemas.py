@@ -155,7 +155,7 @@ class QueueOut(ResponseModel):
     share: Share
     """Your share of the server, with what you run outside of projects."""
     projects: list[ProjectUsage]
-    """Your projects, by name, also those that you have left."""
+    """Your projects, by name."""
     items: list[QueuedOut]
     """The first hundred queued experiments, in their order."""
     slots: list[SlotOut]

@@ -171,6 +171,7 @@ class AddedPoints(SubmissionRequest):
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
         self._check(store.number_of_points(session, sweep.id))  # and again when they are stored
+        projects.chosen(session, sweep.owner_id, sweep.project)
         spec = in_present_form(sweep.spec)
         entries = _points(settings, spec, sweep.comes_after, self.more)
         return Submissions(sweep.owner_id, entries, sweep.project_id)

@@ -184,7 +184,7 @@ def change_sweep(
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         sweep = find_own(session, user, Sweep, sweep_id)
-        projects.choose_visibility(wanted, sweep.project_id)
+        projects.choose_visibility(session, wanted, sweep)
         store.change(session, sweep, wanted, settings.share)
         store.change_all(session, sweep, wanted)
         if "concurrency" in wanted:

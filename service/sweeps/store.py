@@ -73,7 +73,7 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
     fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
     sweep.kept_bytes = sizes.of_sweep(sweep)
-    quota.check_bytes(session, sweep.owner_id, fair_share, sweep.kept_bytes)
+    quota.check_bytes(session, sweep.owner_id, sweep.project_id, fair_share, sweep.kept_bytes)
     session.add(sweep)
     session.flush()
     return sweep
@@ -364,7 +364,7 @@ def change(
     session.flush()
     if (more := sweep.kept_bytes - before) > 0:
         quota.lock(session, sweep.owner_id)
-        quota.check_bytes(session, sweep.owner_id, fair_share, more)
+        quota.check_bytes(session, sweep.owner_id, sweep.project_id, fair_share, more)
 
 
 def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:

@@ -158,6 +158,50 @@ def test_the_bytes_in_a_project_are_limited_for_all_members(
     assert admin.post("/v1/experiments", json=SPEC, headers=ann).status_code == 202
 
 
+def test_texts_count_for_the_bytes_of_a_project(
+    admin: TestClient, ann: dict[str, str], vision: str
+) -> None:
+    one = admin.post("/v1/experiments", json={**SPEC, "project": vision}, headers=ann).json()
+    sweep = admin.post("/v1/sweeps", json={**POINTS, "project": vision}, headers=ann).json()
+    change(admin, vision, max_bytes=1)
+    for sent in (one, sweep):
+        place = sent["urls"]["self"]
+        answer = admin.patch(place, json={"note": "n" * 5000}, headers=ann)
+        assert (answer.status_code, answer.json()["reason"]) == (409, "storage_quota")
+        assert admin.patch(place, json={"note": None}, headers=ann).status_code == 200
+
+
+def test_who_has_left_opens_nothing_to_the_members(
+    admin: TestClient, ann: dict[str, str], bob: dict[str, str], vision: str
+) -> None:
+    """Neither what was private, nor new points; and sees the project's usage no more."""
+    change(admin, vision, add_members=["bob"])
+    private = {"project": vision, "visibility": "private"}
+    place = f"/v1/datasets?name=a.csv&project={vision}&visibility=private"
+    upload: Any = {"headers": ann, "content": b"1,2\n3,5\n" * 9}
+    places = [
+        admin.post("/v1/experiments", json={**SPEC, **private}, headers=ann).json()["urls"]["self"],
+        admin.post("/v1/sweeps", json={**POINTS, **private}, headers=ann).json()["urls"]["self"],
+        f"/v1/datasets/{admin.post(place, **upload).json()['id']}",
+    ]
+    change(admin, vision, remove_members=["ann"])
+    for one in places:
+        refused = admin.patch(one, json={"visibility": "project"}, headers=ann)
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["pointer"] == "/visibility"
+        null = admin.patch(one, json={"visibility": None}, headers=ann)
+        assert (null.status_code, null.json()["visibility"]) == (200, "private")
+        assert admin.get(one, headers=bob).status_code == 404
+    points = admin.post(f"{places[1]}/points", json={"grid": {"seeds": [[4]]}}, headers=ann)
+    assert points.status_code == 422
+    assert admin.get("/v1/queue", headers=ann).json()["projects"] == []
+    change(admin, vision, add_members=["ann"])
+    for one in places:
+        shared = admin.patch(one, json={"visibility": "project"}, headers=ann)
+        assert shared.status_code == 200
+        assert admin.get(one, headers=bob).status_code == 200
+
+
 def test_members_see_their_own_projects_alone(
     admin: TestClient, ann: dict[str, str], bob: dict[str, str], vision: str
 ) -> None:
