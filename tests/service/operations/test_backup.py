@@ -174,7 +174,7 @@ def test_the_command_saves_and_restores(
 ) -> None:
     new = Settings(store=tmp_path / "new", database_url=None)
     monkeypatch.setattr(backup, "begin", lambda: settings)
-    monkeypatch.setattr(backup, "Settings", lambda: new)
+    monkeypatch.setattr(backup, "from_environment", lambda: new)
     monkeypatch.setattr(os, "umask", lambda mask: mask)
     monkeypatch.setattr(sys, "argv", ["backup", "save", str(tmp_path / "backup")])
     backup.main()

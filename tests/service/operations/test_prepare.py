@@ -33,7 +33,7 @@ def upload(session: Session, owner_id: int, size: int) -> None:
 
 def printed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "Settings", lambda: settings)
+        patch.setattr(prepare, "from_environment", lambda: settings)
         prepare.main()
     return capsys.readouterr().out.splitlines()
 
