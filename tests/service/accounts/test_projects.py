@@ -124,7 +124,7 @@ def test_unfinished_experiments_of_a_project_are_limited(
 def test_the_bytes_in_a_project_are_limited_for_all_members(
     admin: TestClient, ann: dict[str, str], bob: dict[str, str], vision: str
 ) -> None:
-    """Of experiments, sweeps and data sets, whoever owns them; nothing else is refused."""
+    """Experiments, sweeps and data sets count, whoever owns them; nothing else is refused."""
     change(admin, vision, add_members=["bob"])
 
     def kept_bytes() -> int:
