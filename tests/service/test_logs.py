@@ -91,10 +91,11 @@ def test_log_lines_name_their_request_and_experiment(lines: list[Line], lab: Set
 PROCESSES = {"service": [], "worker.controller": [], "worker": ["cpu"], "worker.every_gpu": [],
              "service.operations.prepare": []}  # fmt: skip
 CRASHES = {
-    "MPT_LEASE_S": ("soon", "ValidationError"),
-    "MPT_DATABASE_URL": ("postgresql+psycopg://127.0.0.1:port/lab", "invalid literal"),
+    "MPT_LEASE_S": ("soon", "event", "MPT_LEASE_S: Input should be a valid number"),
+    "MPT_DATABASE_URL": ("postgresql+psycopg://127.0.0.1:port/lab", "exception", "invalid literal"),
 }
-"""For each setting, a value with which no process starts, and a part of its traceback."""
+"""For each setting, a value with which no process starts, and a part of its last line: of the
+event, or of a traceback."""
 
 
 @pytest.mark.parametrize("crash", CRASHES)
@@ -102,12 +103,12 @@ CRASHES = {
 def test_a_process_that_crashes_says_so_in_lines_of_json(
     settings: Settings, module: str, crash: str
 ) -> None:
-    value, told = CRASHES[crash]
+    value, place, told = CRASHES[crash]
     log = settings.store / "log"
     given = environment(settings, **{crash: value})
     assert fork(["-m", module, *PROCESSES[module]], given, log).wait(60) == 1
     found = [json.loads(line) for line in log.read_text().splitlines()]
-    assert told in found[-1]["exception"]
+    assert told in found[-1][place]
     assert found[-1]["level"] == "critical"
 
 
