@@ -153,16 +153,11 @@ def choose_visibility(session: Session, changes: dict[str, Any], row: Owned) -> 
     nothing to its members. Raises ApiError."""
     if "visibility" not in changes:
         return
-    is_member = row.project_id in _present(session, row.owner_id)
+    is_member = row.project_id in {project.id for project in listed(session, row.owner_id)}
     wanted = changes["visibility"]
     if wanted == Visibility.PROJECT and row.project_id != OWN and not is_member:
         raise invalid([Problem("/visibility", "private or lab: its owner has left its project")])
     changes["visibility"] = chosen_visibility(wanted, row.project_id if is_member else OWN)
-
-
-def _present(session: Session, user_id: int) -> set[int]:
-    """Return the projects of a user, also closed ones."""
-    return {project.id for project in listed(session, user_id)}
 
 
 def _refused(problem: Problem, within: str) -> ApiError:
