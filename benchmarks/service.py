@@ -298,6 +298,8 @@ def _fill(database: Database, waiting: int = 10_000, users: int = USERS, project
     devices = list(Device)
     with database.transaction() as session:
         session.execute(delete(Experiment).where(Experiment.status == Status.QUEUED))
+        runs = update(Experiment).where(Experiment.status == Status.RUNNING)
+        session.execute(runs.values(status=Status.SUCCEEDED))
         owners = [1, *range(100, 99 + users)]
         known = {*session.scalars(select(User.id))}
         session.add_all(User(id=i, name=f"user {i}") for i in owners if i not in known)
