@@ -82,6 +82,8 @@ class Candidate:
     """Number of runs that the user may still start under its limit."""
     project_places_left: float
     """Number of runs that may still start under the project's limit."""
+    project_reserved: int
+    """Number of these that workers keep for experiments of other members."""
     has_gpu_hours: bool
     """False if the user or the project has used up the GPU-hours of a day."""
     first_id: str
@@ -103,8 +105,14 @@ class Candidate:
 
     def may_begin(self, queue: Queue) -> bool:
         """Return whether another run of this user may start on such a worker."""
-        has_place = min(self.places_left, self.project_places_left) > 0
-        has_slot = has_place and self.runs[queue] < self.max_slots[queue]
+        return self.project_places_left > self.project_reserved and self.may_begin_if_project_may(
+            queue
+        )
+
+    def may_begin_if_project_may(self, queue: Queue) -> bool:
+        """Return whether another run of this user may start on such a worker as soon as the project
+        has a place left."""
+        has_slot = self.places_left > 0 and self.runs[queue] < self.max_slots[queue]
         return has_slot and (queue == Queue.CPU or self.has_gpu_hours)
 
 
@@ -135,8 +143,11 @@ def claim(
     The process of the worker calls it: if its code is not that of the service, the result has no
     key of the cache."""
     lock_claims(session)
-    chosen = choose(session, worker, queue, fair_share, places(session, within_s), lock=True)
+    all_places = places(session, within_s)
+    chosen = choose(session, worker, queue, fair_share, all_places, lock=True)
     if chosen is None:
+        if any(place.worker_id == worker and place.reserved_for for place in all_places):
+            session.execute(_END_RESERVATION, {"by": worker})
         return None
     user, experiment_id = chosen
     given = {"chosen": experiment_id, "by": worker, "on": queue, "for_s": lease_s}
@@ -145,7 +156,7 @@ def claim(
         of_row = update(Experiment).where(Experiment.id == row.id)
         session.execute(of_row.values(cache_key=None))
     session.execute(_BEGIN, {"chosen": experiment_id})
-    session.execute(_USE_RESERVATION, {"by": worker})
+    session.execute(_END_RESERVATION, {"by": worker})
     weight = fair_share.gpu_weight if queue == Queue.GPU else 1.0
     _charge(session, user, weight * fair_share.advance_s)
     checkpoints = lease.resume(session, row.id) if row.attempt > 1 else ()
@@ -241,11 +252,14 @@ def candidates(
     fair_share: FairShare,
     cpu_workers: int,
     gpu_workers: int,
+    *,
+    of_full_projects: bool = False,
 ) -> Iterator[Candidate]:
     """Return the users who may begin a run of these families on a worker of this queue, the next in
-    turn first. A claim nearly always takes one of the first, and the time of the query grows with
-    the number of users at whose experiments it looks, so it looks at the others only if they are
-    needed."""
+    turn first; with `of_full_projects` also those who only wait for a run of their project to end.
+    A claim nearly always takes one of the first, and the time of the query grows with the number of
+    users at whose experiments it looks, so it looks at the others only if they are needed."""
+    may_begin = Candidate.may_begin_if_project_may if of_full_projects else Candidate.may_begin
     clock: float = session.execute(select(now())).scalar_one()
     half_life_s, hours, project_hours = fair_share.half_life_s, None, None
     times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
@@ -266,7 +280,7 @@ def candidates(
             user = _candidate(
                 row, clock, fair_share, cpu_workers, gpu_workers, hours or {}, project_hours or {}
             )
-            if user.member not in known and user.may_begin(queue):
+            if user.member not in known and may_begin(user, queue):
                 yield user
         if is_whole:
             return
@@ -304,6 +318,7 @@ def _candidate(
             math.inf if max_running is None else max_running - row.cpu_runs - row.gpu_runs
         ),
         project_places_left=math.inf if most is None else most - row.project_runs,
+        project_reserved=row.project_reserved,
         has_gpu_hours=all(limit is None or used < limit for limit, used in hours),
         first_id=row.first_id,
         device=row.device,
@@ -402,6 +417,17 @@ _MEMBERS = f"""
         FROM usage WHERE project_id <> {OWN} GROUP BY project_id
     ) AS of_project ON of_project.project_id = projects.id
     WHERE users.disabled_at IS NULL"""
+# Workers that will start an experiment of another member after a run that is not of the project, or
+# that has ended. A place that a run of the project leaves is taken by no other worker before.
+_RESERVED_PLACES = f"""
+    SELECT count(*) FROM workers
+    JOIN experiments AS next ON next.id = workers.reserved_for AND next.status = 'queued'
+    WHERE workers.heartbeat_at >= :clock - {HEARD_OF_S}
+        AND next.project_id = members.project_id AND next.owner_id <> members.id
+        AND NOT EXISTS (
+            SELECT 1 FROM experiments AS current WHERE current.worker = workers.id
+                AND current.status = 'running' AND current.project_id = members.project_id
+        )"""
 # The databases sort all accounts, but look for experiments of the first ones alone. Only if these
 # are idle, others that are idle are left out. For EXISTS, PostgreSQL would read all experiments.
 _CANDIDATES = {
@@ -413,6 +439,8 @@ _CANDIDATES = {
                 SELECT count(*) FROM experiments
                 WHERE status = 'running' AND project_id = members.project_id
             ) END AS project_runs,
+            CASE WHEN members.project_max_running IS NULL THEN 0 ELSE ({_RESERVED_PLACES})
+            END AS project_reserved,
             first.id AS first_id, first.device, first.family, first.priority,
             coalesce(first.memory_bytes, 0) AS memory_bytes
         FROM (
@@ -512,7 +540,7 @@ _TAKE = (
     )
     .execution_options(synchronize_session=False)
 )
-_USE_RESERVATION = (
+_END_RESERVATION = (
     update(Worker)
     .where(Worker.id == bindparam("by"), Worker.reserved_for.is_not(None))
     .values(reserved_for=None)

@@ -2,10 +2,11 @@
 
 If an experiment waits only for a slot, a run that has had its slice and whose account has more
 usage for its shares saves a checkpoint and returns to the queue. In a project, members are compared
-in the same way by their usage in it. No run gives way to an experiment of its own owner, in
-whatever account. The controller decides which one every
-few seconds, and changes its mind if another slot becomes free. Every function takes a session and
-commits nothing. Times are the database's own (`now()`).
+in the same way by their usage in it. To an experiment of a project that has as many runs as it may
+have, only runs of this project give way. No run gives way to an experiment of its own owner, in
+whatever account. The controller decides which one every few seconds, and changes its mind if
+another slot becomes free. Every function takes a session and commits nothing. Times are the
+database's own (`now()`).
 """
 
 import math
@@ -61,6 +62,7 @@ class Run:
     owner_id: int
     usage: Level
     """Usage for the shares of its account, and of its owner in that."""
+    project_id: int
     jumps: bool
     """True if its priority is above everyone's."""
     lasted_s: float
@@ -92,7 +94,8 @@ class Waiting:
     """Time since it was submitted or its last attempt ended."""
     project_id: int = OWN
     project_places: float = math.inf
-    """Number of runs that may still start under the project's limit."""
+    """Number of runs that may still start under the project's limit. Without one, a run of the
+    project has to end first."""
 
     @property
     def member(self) -> Member:
@@ -156,12 +159,17 @@ class Plan:
         soon_s = ENDS_SOON * self.slice_s
         return all(run and run.left_s > soon_s and run.lasted_s < self.slice_s for run in runs)
 
-    def may_serve(self, waiting: Waiting) -> bool:
-        """Return whether its owner has no other place yet, and the project has one left."""
-        served = self.members.values()
-        of_project = sum(one.project_id == waiting.project_id for one in served)
-        has_other = any(one.owner_id == waiting.owner_id for one in served)
-        return not has_other and of_project < waiting.project_places
+    def has_place(self, owner_id: int) -> bool:
+        """Return whether an experiment of this user has a place yet."""
+        return any(member.owner_id == owner_id for member in self.members.values())
+
+    def _project_may_begin(self, waiting: Waiting, ending: Collection[Run]) -> bool:
+        """Return whether one more run of its project may start after these and those before have
+        ended."""
+        begin = sum(member.project_id == waiting.project_id for member in self.members.values())
+        ended = self.ended | {run.worker_id for run in ending}
+        end = sum(self.runs[worker].project_id == waiting.project_id for worker in ended)
+        return begin - end < waiting.project_places
 
     def serve(self, waiting: Waiting) -> bool:
         """Choose runs that make room for an experiment. Return whether that is possible."""
@@ -169,6 +177,7 @@ class Plan:
             (self._cost(waiting, ending), place, ending)
             for place in self.places
             if (ending := self._ending(waiting, place)) is not None
+            and self._project_may_begin(waiting, ending)
         ]
         if not ways:
             if waiting.is_next:
@@ -270,7 +279,7 @@ def plan(
         jumps = False
         for one in of_user:
             jumps = jumps or one.jumps
-            if not chosen.may_serve(one) or chosen.serve(one):
+            if chosen.has_place(one.owner_id) or chosen.serve(one):
                 break
         if not jumps and chosen.is_full:  # a lab may have many more users than workers
             break
@@ -424,6 +433,7 @@ def _run(row: Any, owner: _User, left_s: float, clock: float) -> Run:
         worker_id=row.worker,
         owner_id=row.owner_id,
         usage=owner.usage,
+        project_id=row.project_id,
         jumps=owner.jumps(row.priority),
         lasted_s=max(0.0, clock - row.started_at),
         left_s=left_s,
@@ -454,16 +464,18 @@ def _waiting(
     served: Mapping[str, Member],
     clock: float,
 ) -> Iterator[Iterator[Waiting]]:
-    """Yield the next experiments of each user, in each account, who may begin a run in this queue:
-    those that jump first, then by usage. `served` has the experiments that have a place in another
-    queue, with their owners."""
+    """Yield the next experiments of each user, in each account, who may begin a run in this queue,
+    if need be after one of the project: those that jump first, then by usage. `served` has the
+    experiments that have a place in another queue, with their owners."""
     workers = [place for place in places if place.queue == queue]
     gpus = [place for place in places if place.queue == Queue.GPU]
     families = frozenset[str]().union(*(place.families for place in workers))
     numbers = len(workers), len(gpus)
     others = Counter(one.owner_id for one in served.values())
     of_projects = Counter(one.project_id for one in served.values())
-    found = candidates(session, queue, families, fair_share, *numbers)
+    users_in_turn = candidates(
+        session, queue, families, fair_share, *numbers, of_full_projects=True
+    )
     next_in_turn = None
 
     def turn(user: Candidate) -> tuple[bool, tuple[float, float], str]:
@@ -494,7 +506,7 @@ def _waiting(
             )
 
     room = int(min(max(place.room_without_ours for place in workers), MAX_BYTES))
-    while some := [*islice(found, FEW)]:
+    while some := [*islice(users_in_turn, FEW)]:
         next_in_turn = next_in_turn or some[0].member
         for user in sorted(some, key=turn):
             is_left_to_gpu = queue == Queue.CPU and user.has_one_place

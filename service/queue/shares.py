@@ -123,7 +123,12 @@ class Standing:
     def may_begin(self, queue: Queue) -> bool:
         """Return whether another run of this user may start on such a worker: the user is not
         disabled, and no limit of the user or the project is reached."""
-        if self.is_disabled or self.is_at_limit or self.account.is_at_limit:
+        return not self.account.is_at_limit and self.may_begin_if_project_may(queue)
+
+    def may_begin_if_project_may(self, queue: Queue) -> bool:
+        """Return whether another run of this user may start on such a worker as soon as the project
+        has a place left."""
+        if self.is_disabled or self.is_at_limit:
             return False
         return not (queue == Queue.GPU and self._has_spent_gpu_hours)
 

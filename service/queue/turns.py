@@ -81,7 +81,8 @@ def _is_before(
     usages: Mapping[Member, Level],
 ) -> bool:
     """Return whether a run may have to give way to a user once it has had its slice."""
-    if user.owner_id == run.owner_id:
+    is_elsewhere = user.account.is_at_limit and run.member.project_id != user.project_id
+    if user.owner_id == run.owner_id or is_elsewhere:
         return False
     jumps, run_jumps = _jumps(user, groups[0].first.priority), _has_jumped(run, snapshot)
     is_before = jumps == run_jumps and usages[user.member].is_below(usages[run.member])
@@ -109,8 +110,8 @@ def _usages(snapshot: QueueSnapshot, queue: Queue) -> dict[Member, Level]:
 
 
 def _waiting(snapshot: QueueSnapshot, queue: Queue) -> list[tuple[Standing, Sequence[Group]]]:
-    """Return the users who may begin a run, with what waits, in the order in which runs give way to
-    them."""
+    """Return the users who may begin a run, if need be after one of their project, with what waits,
+    in the order in which runs give way to them."""
     usages, max_slots = _usages(snapshot, queue), snapshot.order(queue).max_slots
 
     def turn(waiting: tuple[Standing, Sequence[Group]]) -> tuple[bool, tuple[float, float], str]:
@@ -122,7 +123,7 @@ def _waiting(snapshot: QueueSnapshot, queue: Queue) -> list[tuple[Standing, Sequ
         (user, groups)
         for member in snapshot.waiting
         if (user := snapshot.standings.get(member))
-        and user.may_begin(queue) and user.under_way[queue] < max_slots
+        and user.may_begin_if_project_may(queue) and user.under_way[queue] < max_slots
         and (groups := snapshot.groups(member, DEVICES[queue]))
     ]  # fmt: skip
     return sorted(waiting, key=turn)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
+from service.accounts.models import OWN
 from service.db.engine import Database
 from service.experiments.models import Attempt, Event, Experiment, Queue
 from service.fair_share import HOUR_S, FairShare
@@ -38,6 +39,7 @@ RUN = Run(
     worker_id="w",
     owner_id=1,
     usage=level(100.0),
+    project_id=OWN,
     jumps=False,
     lasted_s=SLICE_S,
     left_s=LONG_S,
@@ -117,6 +119,17 @@ def test_no_run_gives_way_where_the_other_cannot_start(useless: dict[str, Any]) 
     waiting = changed(WAITING, memory_bytes=2)
     assert gives_way([waiting], [RUN], [place()])
     assert gives_way([waiting], [RUN], [place(**useless)]) == {}
+
+
+def test_only_runs_of_a_full_project_give_way_to_its_members() -> None:
+    waiting = changed(WAITING, project_id=5, project_places=0)
+    outside = changed(RUN, experiment_id="outside", worker_id="w2")
+    slots = [place("w"), place("w2"), place("idle", is_idle=True)]
+    assert gives_way([waiting], [RUN, outside], slots) == {}
+    of_project = changed(RUN, project_id=5)
+    assert gives_way([waiting], [of_project, outside], slots) == {"run": "waiting"}
+    others = [changed(waiting, experiment_id=f"of {i}", owner_id=i) for i in (2, 3)]
+    assert gives_way(others, [of_project, outside], slots) == {"run": "of 2"}
 
 
 def test_no_run_gives_way_if_a_slot_is_free_or_soon_free() -> None:

@@ -10,12 +10,13 @@ from service.accounts.models import OWN
 from service.db.engine import Database
 from service.experiments.models import Experiment, Queue, Usage
 from service.fair_share import HOUR_S, FairShare
-from service.queue import claims, shares
+from service.queue import claims, shares, turns
 from service.queue.ledger import Member
 from service.queue.position import queue_positions
 from service.queue.rooms import places
 from service.queue.snapshot import QueueSnapshots
 from service.vocabulary import Status
+from service.workers.models import Worker
 from tests.support.project_labs import far_from_their_shares
 from tests.support.shared_lab import WITHIN_S, SharedLab
 from tests.support.sliced_lab import SlicedLab
@@ -25,14 +26,13 @@ JOB_S, LONG_S = 100.0, 1000 * HOUR_S
 CLOSE = 1e-6
 
 
-def next_one(lab: SharedLab) -> str:
-    """Return the experiment that a worker would start."""
+def chosen(lab: SharedLab, queue: Queue = Queue.CPU) -> str | None:
+    """Return the experiment that the first worker would start."""
     with lab.database.snapshot() as session:
-        chosen = claims.choose(
-            session, "cpu0", Queue.CPU, lab.fair_share, places(session, WITHIN_S)
+        choice = claims.choose(
+            session, f"{queue}0", queue, lab.fair_share, places(session, WITHIN_S)
         )
-        assert chosen is not None
-        return chosen[1]
+        return choice and choice[1]
 
 
 def set_usage(lab: SharedLab, usage: dict[Member, float]) -> None:
@@ -82,7 +82,7 @@ def test_the_next_experiment_is_the_first_of_the_first_member_of_the_first_accou
         least = min(in_it.values())
         firsts = {one: min(waiting[one]) for one in tied if in_it[one] <= least + CLOSE}
         expected = min(firsts.values(), key=lambda first: first[1])
-        assert next_one(lab) == expected[1]
+        assert chosen(lab) == expected[1]
         member = next(one for one, first in firsts.items() if first == expected)
         waiting[member].remove(expected)
         if not waiting[member]:
@@ -116,10 +116,10 @@ def test_positions_are_the_order_of_starts_until_a_run_ends(seed: int, database:
 class Sliced:
     """A sliced lab with one worker and a project of two members, of whom the first runs."""
 
-    def __init__(self, database: Database):
-        self.lab = SlicedLab(database, FairShare(spare_slots=0), cpus=1, look_s=300.0)
+    def __init__(self, database: Database, cpus: int = 1, **limits: int):
+        self.lab = SlicedLab(database, FairShare(spare_slots=0), cpus=cpus, look_s=300.0)
         self.ann, self.bob, self.eve = (self.lab.user(name) for name in ("ann", "bob", "eve"))
-        self.project = self.lab.project("vision", [self.ann, self.bob])
+        self.project = self.lab.project("vision", [self.ann, self.bob], **limits)
         self.lab.submit(self.ann, 1, LONG_S, project=self.project)
         self.lab.run(60.0)
 
@@ -138,6 +138,70 @@ def test_a_run_of_a_project_gives_way_to_a_user_of_less_usage(database: Database
 def test_a_run_gives_way_to_another_member_of_its_project(database: Database) -> None:
     sliced = Sliced(database)
     assert sliced.starts(sliced.bob, sliced.project)[0] <= sliced.lab.fair_share.slice_s + HOUR_S
+
+
+@pytest.mark.parametrize("cpus", [1, 3])
+def test_members_of_a_full_project_share_its_runs_slice_by_slice(
+    either: Database, cpus: int
+) -> None:
+    sliced = Sliced(either, cpus, max_running=1)
+    sliced.lab.submit(sliced.bob, 1, LONG_S, project=sliced.project)
+    sliced.lab.run(40 * HOUR_S)
+    owners = [owner for _, owner, _ in sliced.lab.starts]
+    assert owners[:10] == [sliced.ann, sliced.bob] * 5
+    assert len(sliced.lab.going) == 1
+
+
+def test_only_a_run_of_a_full_project_is_shown_as_displaced_by_a_member(database: Database) -> None:
+    lab = Sliced(database, cpus=2, max_running=1)
+    lab.lab.submit(lab.eve, 1, LONG_S)
+    lab.lab.submit(lab.bob, 1, LONG_S, project=lab.project)
+    lab.lab.run(HOUR_S)
+    with database.snapshot() as session:
+        snapshot = QueueSnapshots(WITHIN_S, lab.lab.fair_share).of(session, set())
+        shown = {slot.run.owner_id: slot.displacers for slot in turns.slots(snapshot) if slot.run}
+    assert [user.owner_id for user in shown[lab.ann]] == [lab.bob]
+    assert not shown[lab.eve]
+
+
+def test_the_place_that_a_run_leaves_to_a_member_is_taken_by_no_other(either: Database) -> None:
+    """The other worker could start ann's next experiment before."""
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=1, gpus=1)
+    ann, bob = lab.user("ann"), lab.user("bob")
+    project = lab.project("vision", [ann, bob], max_running=1)
+    (of_ann,) = lab.submit(ann, 1, LONG_S, project=project)
+    (of_bob,) = lab.submit(bob, 1, LONG_S, "cuda", project=project)
+    assert chosen(lab, Queue.CPU) == of_ann
+    with either.transaction() as session:
+        session.get_one(Worker, "gpu0").reserved_for = of_bob
+    assert chosen(lab, Queue.CPU) is None
+    assert chosen(lab, Queue.GPU) == of_bob
+
+
+def test_no_further_place_is_kept_while_the_run_that_leaves_one_lasts(either: Database) -> None:
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=1, gpus=1)
+    ann, bob = lab.user("ann"), lab.user("bob")
+    project = lab.project("vision", [ann, bob], max_running=2)
+    lab.submit(ann, 1, LONG_S, "cuda", project=project)
+    lab.run(60.0)
+    (of_ann,) = lab.submit(ann, 1, LONG_S, project=project)
+    (of_bob,) = lab.submit(bob, 1, LONG_S, "cuda", project=project)
+    with either.transaction() as session:
+        session.get_one(Worker, "gpu0").reserved_for = of_bob
+    assert chosen(lab) == of_ann
+
+
+def test_a_reservation_that_cannot_be_used_ends(either: Database) -> None:
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=1, gpus=1)
+    ann, bob = lab.user("ann"), lab.user("bob", max_running=0)
+    project = lab.project("vision", [ann, bob], max_running=1)
+    (of_ann,) = lab.submit(ann, 1, LONG_S, project=project)
+    (of_bob,) = lab.submit(bob, 1, LONG_S, "cuda", project=project)
+    with either.transaction() as session:
+        session.get_one(Worker, "gpu0").reserved_for = of_bob
+    lab.run(60.0)
+    lab.run(60.0)
+    assert [id for _, _, id in lab.starts] == [of_ann]
 
 
 def test_no_run_gives_way_to_its_owner_in_another_account(database: Database) -> None:
