@@ -16,10 +16,10 @@ def database_of(api: TestClient) -> Database:
     return database
 
 
-def member(admin: TestClient, **beside: Any) -> dict[str, Any]:
-    """A new user, ann, and a key of hers."""
-    assert admin.post("/v1/users", json={"name": "ann"}).status_code == 201
-    made = admin.post("/v1/users/ann/keys", json=beside)
+def member(admin: TestClient, user: str = "ann", **beside: Any) -> dict[str, Any]:
+    """A new user, and a key of the user."""
+    assert admin.post("/v1/users", json={"name": user}).status_code == 201
+    made = admin.post(f"/v1/users/{user}/keys", json=beside)
     assert made.status_code == 201, made.text
     found: dict[str, Any] = made.json()
     return found

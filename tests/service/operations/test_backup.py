@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,11 +16,12 @@ from typing import Any
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from mptlab import Client
+from service.accounts.models import User
 from service.db.engine import Database
-from service.experiments.models import Attempt, Event, Experiment
+from service.experiments.models import Attempt, Event, Experiment, Usage
 from service.experiments.schemas import Submission
 from service.operations import backup
 from service.operations.backup import BackupFailed
@@ -27,7 +29,9 @@ from service.queue import lease, states
 from service.queue.lease import LeaseLost
 from service.settings import Settings
 from service.vocabulary import DesiredState, Status
+from tests.service.conftest import client_of
 from tests.support import stored
+from tests.support.callers import bearer, member
 from tests.support.forks import fork
 from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
@@ -213,6 +217,38 @@ def test_running_experiments_are_queued_again_after_a_restore(
             late = lease.Claim(claims[0].experiment_id, attempt, {})
             with pytest.raises(LeaseLost), database.transaction() as session:
                 lease.heartbeat(session, late, 60)
+
+
+@pytest.mark.usefixtures("mpt", "inspected_here")
+def test_projects_and_accounts_are_restored(
+    place: Settings, elsewhere: Settings, tmp_path: Path
+) -> None:
+    """Members go on in their project with what it has used, and their accounts still sign in."""
+    body = {"spec": ppca_spec(), "project": "vision"}
+    paths = ("/v1/users", "/v1/projects", "/v1/audit")
+    with client_of(place) as admin:
+        ann, bob = bearer(member(admin)["key"]), bearer(member(admin, "bob")["key"])
+        vision = {"name": "vision", "shares": 3, "max_running": 2, "members": ["ann", "bob"]}
+        assert admin.post("/v1/projects", json=vision).is_success
+        of_ann = admin.post("/v1/experiments", json=body, headers=ann).json()["urls"]["self"]
+        with closing(Database(place.url)) as database, database.transaction() as session:
+            account = {"oidc_issuer": "https://id.example.org", "oidc_subject": "7"}
+            session.execute(update(User).where(User.name == "bob").values(**account))
+            used = {"settled_s": 50.0, "charged_s": 60.0, "as_of": time.time()}
+            session.add(Usage(owner_id=2, project_id=1, **used))
+        before = [admin.get(path).json()["items"] for path in paths]
+        backup.save(place, tmp_path / "backup")
+    assert backup.restore(elsewhere, tmp_path / "backup") == []
+    with client_of(elsewhere) as admin:
+        *after, (restored, *audit) = [admin.get(path).json()["items"] for path in paths]
+        assert [*after, audit] == before
+        assert restored["action"] == "backup.restored"
+        assert admin.get(of_ann, headers=bob).json()["project"] == "vision"
+        assert admin.post("/v1/experiments", json=body, headers=bob).is_success
+    with closing(Database(elsewhere.url)) as database, database.snapshot() as session:
+        assert session.scalars(select(Usage.charged_s)).all() == [60.0]
+        of_bob = select(User.oidc_issuer).where(User.oidc_subject == "7", User.name == "bob")
+        assert session.scalars(of_bob).all() == [account["oidc_issuer"]]
 
 
 def test_a_backup_of_an_earlier_version_is_migrated(settings: Settings, tmp_path: Path) -> None:
