@@ -99,17 +99,18 @@ def earlier_results(session: Session, reader_id: int, keys: Iterable[str | None]
     return found
 
 
-def answer_of(earlier: Sequence[Row[Any]], submission: Submission, project_id: int) -> str | None:
+def answer_of(
+    earlier: Sequence[Row[Any]], submission: Submission, visibility: Visibility, project_id: int
+) -> str | None:
     """Return the experiment that answers a submission into a project, or None. Its other fields,
-    such as the name, must equal the given ones, so that nothing is ignored. One that others may
-    read, too, answers a private submission."""
+    such as the name, must equal the given ones, so that nothing is ignored. What is open to others
+    is answered by what they may read, too; a private submission by any."""
     given = submission.model_dump(include={*BESIDE}, exclude_defaults=True) if earlier else {}
-    if submission.visibility == Visibility.PRIVATE:
-        given.pop("visibility", None)
-    elif submission.visibility == Visibility.PROJECT:
+    given["visibility"] = None if visibility == Visibility.PRIVATE else visibility
+    if visibility == Visibility.PROJECT:
         given["project_id"] = project_id
     for row in earlier:
         if all(value in (None, getattr(row, name)) for name, value in given.items()):
-            found: str = row.id
-            return found
+            id: str = row.id
+            return id
     return None

@@ -139,7 +139,7 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
         in_project = project_id if submission.project is None else usable[submission.project]
         columns = columns_of(submission, documents[i], old, memory[i], unfinished, key, in_project)
         rows = earlier.get(key, ()) if submission.cache else ()
-        answer = answer_of(rows, submission, in_project)
+        answer = answer_of(rows, submission, columns["visibility"], in_project)
         experiments.append(PreparedExperiment(submission, columns, unfinished, answer, old))
     new = [one.columns["comes_after"] or () for one in experiments if one.cached_from is None]
     _check_after(sum(map(len, new)))

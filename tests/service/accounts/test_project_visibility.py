@@ -198,7 +198,7 @@ def test_members_use_weights_and_data_of_the_project(
 def test_the_cache_answers_with_what_the_project_may_read(
     admin: TestClient, ann: Headers, vision: str
 ) -> None:
-    """If a submission says that it is for a project, only an experiment of the project answers."""
+    """Only an experiment of the same project answers a submission that its members may read."""
     body = {"spec": ppca_spec()}
 
     def cached_from(**beside: Any) -> str | None:
@@ -212,7 +212,8 @@ def test_the_cache_answers_with_what_the_project_may_read(
     assert cached_from(visibility="private") == made["id"]
     assert cached_from(project=vision) == made["id"]
     assert cached_from(project=vision, visibility="project") == made["id"]
-    assert cached_from(project="speech") == made["id"]
+    assert cached_from(project="speech", visibility="private") == made["id"]
+    assert cached_from(project="speech") is None
     assert cached_from(project="speech", visibility="project") is None
     assert cached_from(visibility="lab") is None
 
