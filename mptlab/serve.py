@@ -1,6 +1,7 @@
 """The embedded service: an API process and worker processes, started and restarted together."""
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
@@ -122,7 +123,8 @@ def _started(
             )
 
         if start("service.operations.prepare").wait() != 0:
-            raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
+            reason = f"see {log}: {_last_event(log)}" if log else "see above"
+            raise RuntimeError(f"the store could not be prepared: {reason}")
         commands: list[tuple[str, ...]] = [("service", "--port", str(port))]
         commands += [("worker", "cpu", "--local")] * workers
         if with_gpus:
@@ -138,6 +140,15 @@ def _started(
             yield revive
         finally:
             _stop(processes)
+
+
+def _last_event(log: Path) -> str:
+    """Return the message of the last line of a log."""
+    last = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
+    try:
+        return str(json.loads(last)["event"])
+    except (ValueError, TypeError, KeyError):  # output of another program
+        return last
 
 
 def store_key(store: Path) -> str:

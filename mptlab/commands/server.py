@@ -32,12 +32,14 @@ def serve(
         typer.Option(help="auto: one more run at a time on each GPU of this machine"),
     ] = "auto",
 ) -> None:
-    """Run the service on this machine: the API and its workers, with SQLite in the store."""
+    """Run the service on this machine: the API and its workers, with SQLite in the store. A
+    terminal shows when runs begin and end; without one a file in the store has the log."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     port = port or server.free_port()
     count = workers or server.usual_workers()
     with_gpus = device == "auto" and server.has_gpu()
-    with server.embedded(store(), port, workers=count, with_gpus=with_gpus) as revive:
+    log = None if sys.stderr.isatty() else store() / "serve.log"
+    with server.embedded(store(), port, log, count, with_gpus=with_gpus) as revive:
         url = f"http://127.0.0.1:{port}"
         with Client(url, server.store_key(store())) as client:
             server.wait_until(client.is_ready)
@@ -46,6 +48,8 @@ def serve(
         of += " and the GPUs" if with_gpus else ""
         typer.echo(f"serving {url} with {of}, store {store()}; stop with Ctrl-C")
         typer.echo(f"open {page} in a browser: the link signs in once, within ten minutes")
+        if log is not None:
+            typer.echo(f"log: {log}")
         try:
             server.keep(revive)
         except KeyboardInterrupt:

@@ -136,8 +136,11 @@ def test_serve_ends_all_its_child_processes(
         [sys.executable, "-c", code, "serve", "--port", "0"],
         env=environment,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as process:
-        assert b"serving http://127.0.0.1:" in process.stdout.readline()
+        starts = (b"serving http://127.0.0.1:", b"open http://127.0.0.1:", b"log: ")
+        assert all(process.stdout.readline().startswith(start) for start in starts)
+        assert (store_ / "serve.log").read_text().count("Uvicorn running") == 1
         family = process.children(recursive=True)
         assert len(family) >= 3  # API, worker, spare runner
         process.send_signal(number)
