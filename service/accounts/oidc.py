@@ -32,6 +32,9 @@ ROUND_LASTS_S = 600
 """Maximum time between the begin of a sign-in and the return from the provider."""
 FRESH_S = 600
 """Time after the provider has asked for a password, in which a browser may create keys."""
+MAX_AGE_S = 30 * 86_400
+"""Time for which the provider need not ask for a password again. Many providers say when they did
+only if a sign-in names such a time."""
 LEEWAY_S = 60
 """Allowed difference between the clocks of the provider and of this machine."""
 REQUEST_S, ROUND_S = 5.0, 12.0
@@ -106,7 +109,7 @@ class Provider:
         )
         async with self._connected(address) as client:
             metadata = await self._current_metadata(client)
-            again = {"prompt": "login", "max_age": LEEWAY_S} if fresh else {}
+            again = {"prompt": "login", "max_age": LEEWAY_S} if fresh else {"max_age": MAX_AGE_S}
             url, _ = client.create_authorization_url(
                 metadata["authorization_endpoint"],
                 state=round_.state,

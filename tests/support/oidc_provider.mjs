@@ -44,6 +44,7 @@ async function rotate() {
     if (ctx.path === "/jwks") ctx.body = { keys: [...more, ...ctx.body.keys] };
     if (ctx.path !== "/token" || !ctx.body?.id_token) return;
     const claims = { ...decodeJwt(ctx.body.id_token), ...others };
+    for (const name in claims) if (claims[name] === null) delete claims[name];
     const { privateKey } = stranger ? await generateKeyPair("RS256") : keys[0];
     const key = alg === "HS256" ? new TextEncoder().encode(await exportSPKI(keys[0].publicKey)) : privateKey;
     const unsigned = new UnsecuredJWT(claims).encode();

@@ -52,10 +52,10 @@ class RealProvider:
         self._tell(accounts=self._accounts)
 
     def forge(self, **claims: Any) -> None:
-        """Replace claims of the next ID tokens, where "raw:NaN" stands for NaN; or their key id
-        (`kid`), signature (`alg`), or the provider's key by a stranger's (`signed_by`); or parts of
-        `discovery`, `userinfo` and `token`; or add to its keys (`more_keys`), or answer
-        later at some paths (`after_ms`)."""
+        """Replace claims of the next ID tokens, where None leaves one out and "raw:NaN" stands for
+        NaN; or their key id (`kid`), signature (`alg`), or the provider's key by a stranger's
+        (`signed_by`); or parts of `discovery`, `userinfo` and `token`; or add to its keys
+        (`more_keys`), or answer later at some paths (`after_ms`)."""
         self._tell(forge=claims or None)
 
     def rotate(self) -> None:

@@ -302,8 +302,8 @@ DEEP = "raw:" + "[" * 100_000 + "]" * 100_000
     [
         {"userinfo": {"groups": DEEP}},
         {"auth_time": "raw:1" + "0" * 400},
-        {"userinfo": {"auth_time": ["a"]}},
-        {"userinfo": {"auth_time": "a"}},
+        {"auth_time": None, "userinfo": {"auth_time": ["a"]}},
+        {"auth_time": None, "userinfo": {"auth_time": "a"}},
     ],
     ids=["deep", "huge", "list", "text"],
 )
@@ -655,7 +655,7 @@ def test_a_name_that_is_no_user_name_is_refused(
 
 
 def test_an_account_without_a_name_is_refused(browser: TestClient, provider: RealProvider) -> None:
-    provider.forge(preferred_username=None)
+    provider.forge(preferred_username=None, userinfo={"preferred_username": None})
     assert refused(sign_in(browser), "--subject ann")
 
 
@@ -667,14 +667,19 @@ def test_an_account_cannot_be_linked_without_a_provider(api: TestClient) -> None
 LAPTOP = {"name": "laptop", "lasts_days": 30}
 
 
-def test_a_key_is_made_in_the_browser_after_a_fresh_sign_in(browser: TestClient) -> None:
-    """The provider knows the person, and asks for the password again nevertheless."""
+def test_a_key_is_made_in_the_browser_after_a_sign_in_with_a_password(
+    browser: TestClient, provider: RealProvider
+) -> None:
+    """Later the provider knows the person, and asks for the password again nevertheless."""
     person = Person()
     finish(browser, person.sign_in(begin(browser), "ann"))
+    assert browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).status_code == 201
+    provider.forge(auth_time=NOW - 3600)
     finish(browser, person.sign_in(begin(browser), "ann"))
     assert person.passwords == 1
     refusal = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
     assert (refusal.status_code, refusal.json()["reason"]) == (403, "sign_in_again")
+    provider.forge()
     assert finish(browser, person.sign_in(begin(browser, fresh=True), "ann")).status_code == 204
     assert person.passwords == 2
     made = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).json()

@@ -1,6 +1,7 @@
 """Signing in by an account of a real provider, and making a key, as a person does in a browser."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,12 +52,16 @@ def at_provider(page: Page, login: str) -> None:
         page.click("button[type=submit]")
 
 
-def test_a_new_member_signs_in_and_makes_a_key(page: Page, service: Service) -> None:
+def test_a_member_makes_a_key_an_hour_after_the_sign_in(
+    page: Page, service: Service, provider: RealProvider
+) -> None:
+    provider.forge(auth_time=time.time() - 3600)
     page.goto(f"{service.url}/lab")
     page.get_by_role("button", name="Sign in with your account").click()
     at_provider(page, "ann")
     page.wait_for_url(f"{service.url}/lab")
     expect(page.get_by_role("link", name="ann", exact=True)).to_be_visible()
+    provider.forge()
     page.fill("#key-name", "laptop")
     page.get_by_role("button", name="Make a key").click()
     at_provider(page, "ann")  # the key is made after the return
