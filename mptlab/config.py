@@ -78,7 +78,10 @@ def _local_key(url: str) -> str:
     try:
         return key_file.read_text().strip()
     except FileNotFoundError:
-        detail = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {key_file}"
+        detail = (
+            "no API key: set MPT_API_KEY, or run `mpt login` for that of your lab, or start "
+            f"`mpt serve`, which writes {key_file}"
+        )
         raise Refused({"detail": detail}) from None
 
 

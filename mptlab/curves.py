@@ -60,6 +60,19 @@ class Curves(list[Json]):
         return table_html(headers, map(_facts, self))
 
 
+def curves_together(experiments: Iterable[tuple[str, Curves]]) -> Curves:
+    """Return the curves of experiments, given their titles; of several, each curve has the title of
+    its experiment as a label."""
+    titled = [*experiments]
+    if len(titled) == 1:
+        return titled[0][1]
+    return Curves(
+        series | {"labels": {"experiment": title, **series["labels"]}}
+        for title, curves in titled
+        for series in curves
+    )
+
+
 def _facts(series: Json) -> tuple[Any, ...]:
     """Return the name of a series, its labels, its number of points and its ends."""
     labels = ", ".join(f"{key}={value}" for key, value in series["labels"].items())

@@ -132,6 +132,18 @@ def comparison(axes: Axes, series: Sequence[Json]) -> None:
     axes.set(xlabel=size_axis(series), ylabel=f"model − baseline, {unit}")
 
 
+def differences(values: Sequence[float], errors: Sequence[float | None], label: str) -> Plot:
+    """Return a figure of the differences of texts in this order, with their standard errors."""
+    with mpl.rc_context(STYLE):
+        figure = Plot(figsize=(5.5, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        bars = [BAND * (error or 0.0) for error in errors]
+        axes.errorbar(range(1, len(values) + 1), values, bars, fmt=".", markersize=3, linewidth=1)
+        axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
+        axes.set(xlabel="texts, by their difference", ylabel=label)
+    return figure
+
+
 Form = Callable[[Axes, Sequence[Json]], None]
 SCORES = ("score", "score_by_rate")
 EVOLVING = ("epoch", "step")
@@ -186,8 +198,9 @@ def _colours() -> Iterable[str]:
 
 
 def _label(curve: Json) -> str:
+    names = ("experiment", "model")
     labels = curve["labels"].items()
-    return ", ".join(str(value) if key == "model" else f"{key} {value}" for key, value in labels)
+    return ", ".join(str(value) if key in names else f"{key} {value}" for key, value in labels)
 
 
 def _at_end(series: Sequence[Json]) -> list[Json]:

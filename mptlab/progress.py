@@ -1,8 +1,10 @@
 """Show the progress of experiments: a bar in a terminal, otherwise lines."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from statistics import fmean
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from mptlab.errors import Json
@@ -43,17 +46,20 @@ def shown_progress(console: Console) -> Iterator[Show]:
         BarColumn(bar_width=12),
         TextColumn("{task.fields[far]}", markup=False),
         TimeRemainingColumn(),
-    )
+        TextColumn("{task.fields[latest]}", markup=False,
+                   table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )  # fmt: skip
     bars = Progress(*columns, console=console)
     tasks: dict[str, TaskID] = {}
 
     def show(document: Json) -> None:
         bars.start()
         if document["id"] not in tasks:
-            tasks[document["id"]] = bars.add_task("", total=None, far="")
+            tasks[document["id"]] = bars.add_task("", total=None, far="", latest="")
         task = tasks[document["id"]]
         name = _name(document)[:LONGEST_NAME]
-        bars.update(task, description=f"{name}  {document['status']}")
+        latest = document.get("latest", "")
+        bars.update(task, description=f"{name}  {document['status']}", latest=latest)
         if progress := document["progress"]:
             far = "{}/{} {}".format(*_counted(document))
             bars.update(task, completed=progress["done"], total=progress["total"], far=far)
@@ -63,6 +69,22 @@ def shown_progress(console: Console) -> Iterator[Show]:
     finally:
         if tasks:
             bars.stop()
+
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARKLINE = 16
+"""Maximum characters of a sparkline."""
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return values as a line of bars from the lowest to the highest, the mean of several in one
+    bar if there are more than SPARKLINE."""
+    parts = min(len(values), SPARKLINE)
+    ends = [len(values) * i // parts for i in range(parts + 1)] if parts else [0]
+    means = [fmean(values[a:b]) for a, b in pairwise(ends)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    steps = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((mean - low) * steps)] for mean in means)
 
 
 def _lines(console: Console) -> Show:

@@ -1,6 +1,7 @@
 """Commands that change experiments, share them or hand them on, upload data, and log in."""
 
 import sys
+import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ from mptlab.progress import printable
 
 app = typer.Typer()
 
+STOPPING_S = 10.0
+"""Maximum seconds to wait until a run has stopped."""
+POLL_S = 0.2
+
 
 @app.command()
 @with_context
@@ -50,7 +55,7 @@ def cancel(
     if bool(experiment_ids) == bool(filters):
         raise typer.BadParameter("name experiments, or select some with options: see --help")
     if experiment_ids:
-        return _each(context, experiment_ids, context.client.cancel)
+        return _each(context, experiment_ids, context.client.cancel, until_not_running=True)
     counts = context.client.cancel_matching(**filters, whose="all" if user else "mine")
     message = f"{counts['cancelled']} cancelled, {counts['ending']} running will end soon"
     context.tell(counts, [message])
@@ -60,7 +65,7 @@ def cancel(
 @with_context
 def pause(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Pause experiments; a running experiment saves a checkpoint first."""
-    _each(context, experiment_ids, context.client.pause)
+    _each(context, experiment_ids, context.client.pause, until_not_running=True)
 
 
 @app.command()
@@ -253,10 +258,30 @@ def logout() -> None:
     login_file().unlink(missing_ok=True)
 
 
-def _each(context: CommandContext, typed: list[str], ask: Callable[[str], Json]) -> None:
-    """Call a method for each of the experiments, and print their new status."""
+def _each(
+    context: CommandContext,
+    typed: list[str],
+    ask: Callable[[str], Json],
+    until_not_running: bool = False,
+) -> None:
+    """Call a method for each of the experiments, and print their new status: with
+    `until_not_running` the one after they have stopped running, for some seconds at most."""
     changed = [ask(experiment_id) for experiment_id in context.ids(typed)]
-    context.tell(changed, (f"{run['id']} {run['status']}" for run in changed))
+    deadline = time.monotonic() + STOPPING_S
+    while until_not_running and time.monotonic() < deadline:
+        running = [i for i, run in enumerate(changed) if run["status"] == "running"]
+        if not running:
+            break
+        time.sleep(POLL_S)
+        for i in running:
+            changed[i] = context.client.get(changed[i]["id"])
+    context.tell(changed, (f"{run['id']} {_status(run, until_not_running)}" for run in changed))
+
+
+def _status(run: Json, is_stopping: bool) -> str:
+    """Return a status to print; of a run that has not stopped yet, also that it will."""
+    will_stop = is_stopping and run["status"] == "running"
+    return f"{run['status']}, and stops soon" if will_stop else str(run["status"])
 
 
 def _change(context: CommandContext, typed: list[str], **changes: Any) -> None:

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -125,6 +126,11 @@ class CommandContext:
             return self.dump(value)
         for line in lines:
             typer.echo(line)
+
+    def advise(self, command: str) -> None:
+        """Print the next sensible command, if a person reads it."""
+        if not self.as_json and sys.stderr.isatty():
+            typer.echo(f"next: {command}", err=True)
 
     def dump(self, value: Any) -> None:
         typer.echo(json.dumps(value, indent=2))
@@ -257,15 +263,22 @@ def connected(url: str | None) -> Client:
     return client
 
 
-def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest experiments as completions for a shell; none if no service answers."""
+def suggested_by(ask: Callable[[Client], Sequence[Any]]) -> Sequence[Any]:
+    """Return what a service answers to a shell that completes; nothing if none answers."""
     try:
         with Client(timeout_s=HASTE_S, on_outage=lambda _: None, for_s=0.0) as client:
-            newest = client.experiments.list(SUGGESTED)
+            return ask(client)
     except Exception:  # a shell that completes shows no errors
-        return []
-    suggested = [(run.id, f"{run.name or ''} {run.status}".strip()) for run in newest]
-    return [pair for pair in suggested if pair[0].startswith(incomplete)]
+        return ()
+
+
+def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest experiments as completions for a shell: their names, and ids as far as
+    typed."""
+    newest = suggested_by(lambda client: client.experiments.list(SUGGESTED))
+    suggested = [(run.name, run.status) for run in newest if run.name]
+    suggested += [(run.id, f"{run.name or ''} {run.status}".strip()) for run in newest]
+    return [pair for pair in dict(suggested).items() if pair[0].startswith(incomplete)]
 
 
 _HELP = "experiment: id, beginning of an id, name, or OWNER/NAME if shared"
@@ -290,6 +303,13 @@ def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     console.print(table)
+
+
+def print_side_by_side(rows: Sequence[Json]) -> None:
+    """Print experiments as columns and their fields as rows, which fits more terminals."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    heads, *fields = ([name, *(row.get(name) for row in rows)] for name in names)
+    print_table(map(str, heads), fields)
 
 
 def write_csv(file: Path, columns: dict[str, list[Any]]) -> None:

@@ -1,14 +1,18 @@
 """Wait for experiments in the terminal."""
 
+import math
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 
 import typer
 
+from mptlab.client import Client
 from mptlab.commands.context import WITHOUT_ERROR, CommandContext, warn
 from mptlab.errors import Json, NotSucceeded
-from mptlab.progress import followed, printable
+from mptlab.progress import followed, printable, sparkline
 from mptlab.tables import with_error
 
 RUN_FAILED = 3
@@ -18,14 +22,56 @@ NUMBER = 20
 """Characters of a number with its error."""
 INTERIM = ("epoch", "step")
 """Labels of metrics that are not final."""
+OBJECTIVE = "loss"
+READ_EVERY_S = 2.0
+MAX_POINTS = 1000
+"""Maximum number of points of all curves of an experiment that are read for its sparkline."""
 MAX_LOGS = 10
 """Maximum number of experiments whose logs are read for warnings."""
 
 
 def follow(context: CommandContext, ids: Sequence[str]) -> list[Json]:
-    """Show the progress of experiments until all have ended; return their last documents."""
+    """Show the progress of experiments until all have ended, in a terminal with the latest results
+    and the objective of the training; return their last documents."""
+    training = _Training(context.client) if sys.stderr.isatty() else None
     with comes_back("watch", ids), followed() as show:
-        return [context.client.wait(experiment_id, on_change=show) for experiment_id in ids]
+
+        def show_latest(document: Json) -> None:
+            show(document | {"latest": training.latest(document)} if training else document)
+
+        return [context.client.wait(experiment_id, on_change=show_latest) for experiment_id in ids]
+
+
+class _Training:
+    """Reads the objective of trainings from time to time."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._read: dict[str, tuple[float, str]] = {}
+
+    def latest(self, experiment: Json) -> str:
+        """Return the objective that each epoch or step of the first seed recorded, as a sparkline
+        with its last value, and the latest results."""
+        at, line = self._read.get(experiment["id"], (-math.inf, ""))
+        if experiment["status"] == "running" and time.monotonic() > at + READ_EVERY_S:
+            line = self._objective(experiment["id"])
+            self._read[experiment["id"]] = time.monotonic(), line
+        results = [
+            f"{row['label']} {with_error(row['value'], row['std_err'])}"
+            for row in experiment.get("summary") or ()
+            if row["label"] is not None and row["value"] is not None
+        ]
+        return "  ".join(part for part in (line, *results[:2]) if part)
+
+    def _objective(self, experiment_id: str) -> str:
+        curves = self._client.curves(experiment_id, max_points=MAX_POINTS)
+        values = [
+            value
+            for curve in [curve for curve in curves if curve["name"] == OBJECTIVE][:1]
+            for value in curve["value"]
+            if value is not None
+        ]
+        return f"{OBJECTIVE} {sparkline(values)} {values[-1]:.6g}" if values else ""
 
 
 def lacks_error(metrics: Iterable[Json]) -> bool:

@@ -25,6 +25,8 @@ from mptlab.uploads import missing_lines, spec_for, spec_of_fitted, text_spec
 
 MODELS = ("ppca", "factor_analysis")
 """Families that need no choices besides the latent dimensions."""
+MOST_LATENT_DIMS = 8
+"""Maximum of the latent dimensions that are compared if the user gives none."""
 
 Data = Annotated[
     str | None,
@@ -50,7 +52,10 @@ Model = Annotated[
 ]
 LatentDim = Annotated[
     str | None,
-    typer.Option(help="latent dimensions K, such as 3; several: 2..10"),
+    typer.Option(
+        help="latent dimensions K, such as 3; several: 2..10; default: 1 to 8, fewer if "
+        "there are fewer columns"
+    ),
 ]
 Columns = Annotated[
     str | None,
@@ -156,19 +161,30 @@ def spec_of_data(
         checkpoint = checkpoint_of(model)
         return text_spec(data_of(client, typed, columns, array, options), checkpoint), {}, None
     if {*families} <= {*MODELS}:
-        if latent_dims is None:
-            raise typer.BadParameter("give --latent-dim: a number, or several: --latent-dim 2..10")
+        data = data_of(client, typed, columns, array, options)
+        latent_dims = latent_dims or _usual_latent_dims(client, data)
         grid: Json = {"model.latent_dim": latent_dims}
         if len(families) > 1:
             grid["model.family"] = families
         is_swept = any(len(values) > 1 for values in grid.values())
-        data = data_of(client, typed, columns, array, options)
         return spec_for(data, families[0], latent_dims[0]), grid if is_swept else {}, None
     fitted = fitted_by(context, model)
     if latent_dims is not None:
         raise typer.BadParameter(f"--latent-dim is that of {model}: leave it out")
     data = data_of(client, typed, columns or columns_of(client, fitted), array, options)
     return spec_of_fitted(data, fitted), {}, fitted
+
+
+def _usual_latent_dims(client: Client, data: Json) -> list[int]:
+    """Return the latent dimensions K that are compared unless the user chooses: as many as are
+    quick and most data need, below the number of columns. Say which they are."""
+    try:
+        columns = len(data.get("columns") or ()) or client.dataset(data["dataset"])["dim"]
+    except Refused:  # the submission says what is wrong with it
+        columns = None
+    most = MOST_LATENT_DIMS if columns is None else min(MOST_LATENT_DIMS, max(1, columns - 1))
+    warn(f"latent dimensions K from 1 to {most} are compared: --latent-dim chooses others")
+    return [*range(1, most + 1)]
 
 
 def is_text(typed: str) -> bool:

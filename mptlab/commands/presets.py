@@ -20,7 +20,7 @@ from mptlab.commands.context import (
     Url,
     connected,
     print_table,
-    warn,
+    suggested_by,
     with_context,
 )
 from mptlab.commands.following import RUN_FAILED, comes_back, exit_unless_succeeded
@@ -41,6 +41,15 @@ from mptlab.tables import HALF_WIDTH, with_error
 app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
 app.add_typer(presets_app, name="presets")
+
+
+def preset_names(incomplete: str) -> list[tuple[str, str]]:
+    """Return the presets as completions for a shell; none if no service answers."""
+    presets = suggested_by(lambda client: client.presets())
+    return [(one["name"], one["title"]) for one in presets if one["name"].startswith(incomplete)]
+
+
+Preset = Annotated[str, typer.Argument(help="its name", autocompletion=preset_names)]
 
 
 @presets_app.callback(invoke_without_command=True)
@@ -68,7 +77,7 @@ def list_presets(context: CommandContext) -> None:
 @with_context
 def run_preset(
     context: CommandContext,
-    preset: Annotated[str, typer.Argument(help="its name")],
+    preset: Preset,
     tag: Tags = None,
     share: Share = False,
     project: InProject = None,
@@ -85,14 +94,21 @@ def run_preset(
         exit_unless_succeeded(seen)
         if not context.as_json:
             _print_verdict(context.client.verdict(preset, seen))
-            warn(f"for its figures: mpt reproduce {preset}, which uses these runs")
+            context.advise(f"mpt reproduce {preset}, which draws its figures from these runs")
+
+
+@presets_app.command("spec")
+@with_context
+def print_spec(context: CommandContext, preset: Preset) -> None:
+    """Print the preset's first spec, as a beginning of your own."""
+    context.dump(context.client.preset(preset)["specs"][0])
 
 
 @app.command()
 @with_context
 def verdict(
     context: CommandContext,
-    preset: Annotated[str, typer.Argument(help="its name")],
+    preset: Preset,
     experiments: OptionalIds = None,
 ) -> None:
     """Compare experiments that ran a preset's specs, in order, or its newest runs, with the

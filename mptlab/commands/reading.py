@@ -1,14 +1,16 @@
 """Commands that show experiments and their results."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mptlab.commands.context import (
+    SHORT_ID,
     CommandContext,
     ExperimentId,
     ExperimentIds,
@@ -18,6 +20,7 @@ from mptlab.commands.context import (
     local_time,
     moment,
     order_by,
+    print_side_by_side,
     warn,
     with_context,
     write_csv,
@@ -31,11 +34,12 @@ from mptlab.commands.following import (
     print_warnings,
     result_lines,
 )
+from mptlab.curves import curves_together
 from mptlab.errors import Json
-from mptlab.experiments import first
+from mptlab.experiments import MAX_A_PAGE, first
 from mptlab.progress import printable
 from mptlab.specs import not_none
-from mptlab.tables import comparison, data_note, with_error
+from mptlab.tables import comparison, data_note, for_people, with_error
 
 GIB = 2**30
 
@@ -44,6 +48,8 @@ app = typer.Typer()
 SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
+MAX_POINTS = 1000
+"""Maximum number of experiments that are read for a list of which sweeps are one line."""
 MAX_COMPARED = 20
 """Maximum number of experiments of one name that are compared."""
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -66,25 +72,44 @@ def list_experiments(
     projects: Annotated[
         bool, typer.Option("--projects", help="experiments shared with your projects")
     ] = False,
+    points: Annotated[
+        bool, typer.Option("--points", help="each point of a sweep on a line of its own")
+    ] = False,
     limit: Limit = 20,
 ) -> None:
-    """Show your experiments, newest first."""
+    """Show your experiments, newest first. The points of a sweep are one line."""
     given = {"name": name, "tag": tag, "status": status, "filter": where, "order_by": order_by}
     filters: Json = {key: value for key, value in given.items() if value}
     if lab and projects:
         raise typer.BadParameter("--lab and --projects are two lists: give one of them")
     if lab or projects:
         filters["whose"] = "lab" if lab else "project"
-    experiments = first(context.client.experiments, limit, summary=True, **filters)
     if context.as_json:
+        experiments = first(context.client.experiments, limit, summary=True, **filters)
         return context.dump([run | {"created": moment(run)} for run in experiments])
+    lines: dict[str, Json] = {}
+    newest = context.client.experiments(limit=min(limit, MAX_A_PAGE), summary=True, **filters)
+    for run in islice(newest, MAX_POINTS):
+        key = run["id"] if points else run.get("sweep") or run["id"]
+        if key not in lines and len(lines) == limit:
+            break
+        line = run | {"name": run["title"], "result": _result(run)}
+        lines.setdefault(key, line if key == run["id"] else run | {"id": key})
+    if any(line["id"] == line.get("sweep") for line in lines.values()):
+        for sweep in first(context.client.sweeps, MAX_POINTS):
+            if sweep["id"] in lines:
+                lines[sweep["id"]] |= _sweep_line(sweep)
+    rows = lines.values()
     whose = ["owner"] * (lab or projects) + ["project"] * projects
     columns = ("id", "name", "status", *whose, "result", "created")
-    rows = [
-        run | {"name": run["title"], "result": _result(run), "created": moment(run)}
-        for run in experiments
-    ]
-    context.show(rows, *columns)
+    context.show([row | {"created": moment(row)} for row in rows], *columns)
+
+
+def _sweep_line(sweep: Json) -> Json:
+    """Return the columns of a sweep in a list."""
+    counts = ", ".join(f"{count} {status}" for status, count in sweep["counts"].items() if count)
+    table = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
+    return {"name": sweep["name"], "status": counts, "result": table}
 
 
 @app.command()
@@ -165,15 +190,15 @@ def _followed(context: CommandContext, experiment_id: str, level: str | None) ->
 @with_context
 def plot(
     context: CommandContext,
-    typed: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            help="experiment or sweep: id, beginning of an id, or name",
-            metavar="EXPERIMENT|SWEEP",
+            help="experiments or one sweep: id, beginning of an id, or name; then the output file: "
+            ".pdf, .svg or .png",
+            metavar="EXPERIMENT|SWEEP... FILE",
             autocompletion=ids_and_names,
         ),
     ],
-    file: Annotated[Path, typer.Argument(help="output file: .pdf, .svg or .png")],
     kind: Kind = None,
     y: Annotated[
         str | None,
@@ -181,18 +206,32 @@ def plot(
     ] = None,
     x: Annotated[str | None, typer.Option(help="of a sweep: swept field on the x axis")] = None,
 ) -> None:
-    """Draw an experiment's curves as one of the paper's figures, or a metric of a sweep against a
-    swept field."""
-    sweep = context.sweep_or_none(typed) if kind is None else None
+    """Draw an experiment's curves as one of the paper's figures, those of several in one figure, or
+    a metric of a sweep against a swept field."""
+    *runs, last = words
+    if not runs:
+        raise typer.BadParameter(f"give an output file, too: mpt plot {last} FILE.pdf")
+    file = Path(last)
+    typed = runs[0]
+    sweep = context.sweep_or_none(typed) if kind is None and len(runs) == 1 else None
     if sweep is not None:
         if not (x or y) and first(context.client.experiments, 1, name=typed):
             cure = "give --y, or --kind for the experiment"
             raise typer.BadParameter(f"{typed} is a sweep and an experiment: {cure}")
         sweep.plot(y, x, file)
     elif y or x:
-        raise typer.BadParameter(f"--y and --x are for sweeps, and {typed} is not one")
+        raise typer.BadParameter(f"--y and --x are for a sweep, and {typed} is not one")
     else:
-        context.client.experiments.get(context.id(typed, newest=True)).plot(kind, file)
+        ids = [context.id(run, newest=True) for run in runs]
+        experiments = [*map(context.client.experiments.get, ids)]
+        titles = Counter(run["title"] for run in experiments)
+        curves_together(
+            (
+                title if titles[title := run["title"]] == 1 else f"{title} {run.id[:SHORT_ID]}",
+                run.curves(),
+            )
+            for run in experiments
+        ).plot(kind, file)
     typer.echo(str(file))
 
 
@@ -204,7 +243,8 @@ def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     more."""
     ids = [one for typed in experiment_ids for one in _compared(context, typed)]
     experiments = context.client.get_many(dict.fromkeys(ids))
-    context.show_metrics(comparison(experiments))
+    rows = comparison(experiments)
+    context.dump(rows) if context.as_json else print_side_by_side(for_people(rows))
     if not context.as_json and (note := data_note(experiments)):
         typer.echo(note)
 
@@ -250,7 +290,7 @@ def download(
     context: CommandContext,
     experiment_id: ExperimentId,
     names: Annotated[list[str] | None, typer.Argument(help="names of files; default: all")] = None,
-    to: Annotated[Path, typer.Option(help="output folder")] = Path(),
+    to: Annotated[Path, typer.Option("--to", "--output", "-o", help="output folder")] = Path(),
 ) -> None:
     """Write an experiment's files: weights, pictures."""
     written = context.client.download(context.id(experiment_id, newest=True), to, *names or [])

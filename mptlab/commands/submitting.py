@@ -17,6 +17,7 @@ from mptlab.commands.context import (
     with_context,
 )
 from mptlab.commands.following import (
+    MAX_NAMED,
     comes_back,
     exit_unless_succeeded,
     follow,
@@ -113,7 +114,8 @@ def submit(
             raise typer.BadParameter("--data and --text are one option: give one of them")
         data = text
     if (spec is None) == (data is None):
-        raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
+        example = "for a spec to begin with: mpt presets spec table1 > spec.json"
+        raise typer.BadParameter(f"give a spec file, or your numbers: --data mine.csv; {example}")
     grid: Json = {}
     fitted = None
     options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
@@ -227,12 +229,14 @@ def _follow_sweep(
 ) -> None:
     if not watch:
         context.dump(sweep.get()) if context.as_json else typer.echo(sweep.id)
+        context.advise(f"mpt table {sweep.id}")
         return
     typer.echo(sweep.id, err=True)
     with comes_back("table", [sweep.id]):
         ended = sweep.wait(check=False)
     context.show_sweep(sweep, sort)
     print_warnings(context, {row["experiment_id"]: choice(row, grid) for row in sweep.table()})
+    context.advise(f"mpt plot {sweep.id} FILE.pdf")
     exit_unless_succeeded([ended])
 
 
@@ -242,6 +246,7 @@ def followed(context: CommandContext, queued: list[Json], watch: bool) -> list[J
     if watch or not context.as_json:
         typer.echo("\n".join(ids), err=context.as_json)
     if not watch:
+        context.advise(f"mpt watch {' '.join(ids[:MAX_NAMED])}")
         return queued
     ended = follow(context, ids)
     if not context.as_json:

@@ -21,6 +21,7 @@ from mptlab.commands.context import (
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.commands.submitting import InProject
 from mptlab.errors import Refused
+from mptlab.paired import ERROR, Paired
 from mptlab.specs import not_none
 from mptlab.tables import for_people
 from mptlab.text_files import FASTA_SUFFIXES, read_fasta
@@ -30,7 +31,6 @@ from mptlab.texts import Texts, single_mutations
 app = typer.Typer()
 
 Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
-ERROR = "_std_err"
 P_VALUE = "share of the rows of the model that are at least as unlikely"
 UNUSUAL_COLUMNS = (
     "how many standard deviations a value is from what the others of its row predict, of rows with "
@@ -86,7 +86,8 @@ def rows(
     if csv_ is not None:
         columns = scored[0] if scored else {}
         write_csv(csv_, {name: [row[name] for row in scored] for name in columns})
-        return
+        if str(csv_) == "-":
+            return
     scored.sort(key=lambda row: (row["p_value"], row["log_likelihood"]))
     context.show(scored[:top], *(scored[0] if scored else ()))
     if not context.as_json:
@@ -104,7 +105,8 @@ def score(
         typer.Option(
             "--model",
             "--checkpoint",
-            help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub",
+            help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub; two, as a,b, are "
+            "compared",
         ),
     ],
     texts: Annotated[
@@ -154,8 +156,12 @@ def score(
     ] = None,
     project: InProject = None,
     csv_: Csv = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="of two models: draw the differences: .pdf, .svg or .png")
+    ] = None,
 ) -> None:
-    """Score texts, or mutations, by a masked language model, and print a table."""
+    """Score texts, or mutations, by a masked language model, and print a table; or by two, and
+    print the difference for each text."""
     if wild_type is not None:
         wild_type = sequence_of(wild_type)
     elif not texts:
@@ -173,16 +179,47 @@ def score(
                        group_size=group_size, wild_type=wild_type,
                        window_overlap=window_overlap)  # fmt: skip
     name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
-    scored = context.client.score(
-        table, checkpoint_of(model), scores, name=name, project=project, **options
-    )
-    for note in scored.notes[len(table.notes) :]:
-        warn(note)
-    typer.echo(scored.experiment_id, err=True)
+    models = model.split(",")
+    if len(models) > 2 or (plot is not None and len(models) < 2):
+        raise typer.BadParameter("two models are compared, and drawn: --model a,b --plot FILE.pdf")
+    if len(models) == 2 and len(scores) > 1:
+        raise typer.BadParameter("two models are compared by one score: give --score once")
+    by_model = []
+    for one in models:
+        scored = context.client.score(
+            table, checkpoint_of(one), scores, name=name, project=project, **options
+        )
+        for note in scored.notes[len(table.notes) :]:
+            warn(note)
+        typer.echo(scored.experiment_id, err=True)
+        by_model.append(scored)
+    if len(models) == 2:
+        first, second = by_model
+        paired = Paired((first, second), (models[0], models[1]), scores[0])
+        return _show_paired(context, paired, csv_, plot)
     if csv_ is not None:
         write_csv(csv_, scored.by_column())
     if csv_ is None or (str(csv_) != "-" and len(scored) <= MAX_PAIRED):
         _show(context, scored, target_std_err, relative)
+
+
+def _show_paired(
+    context: CommandContext, paired: Paired, csv_: Path | None, plot: Path | None
+) -> None:
+    """Print the differences of the texts and their sum, or write all to a file."""
+    if plot is not None:
+        paired.plot(plot)
+    if csv_ is not None:
+        names = paired[0] if paired else ()
+        write_csv(csv_, {name: [row[name] for row in paired] for name in names})
+    if context.as_json:
+        total, error = paired.total
+        return context.dump({"texts": paired, "sum": total, "sum_std_err": error})
+    if csv_ is None:
+        rows = for_people(paired, ERROR)
+        context.show(rows, *(rows[0] if rows else ()))
+    for line in paired.lines():
+        typer.echo(line, err=str(csv_) == "-")
 
 
 def table_of(texts: list[str], column: str | None, separator: str | None) -> TextTable:

@@ -60,6 +60,17 @@ def test_one_command_scores_a_table_for_several_k(
     assert (again["id"], again["columns"]) == (dataset["id"], ["a", "b", "c", "d"])
 
 
+def test_without_a_choice_of_k_some_are_compared(
+    environment: dict[str, str], client: Client
+) -> None:
+    table(Path("unchosen.csv"))
+    words = ("submit", "--data", "unchosen.csv", "--index", "id", *FIELDS, "--watch", "--json")
+    code, shown, error = mpt_here(environment, *words)
+    assert code == 0, error
+    assert [row["model.latent_dim"] for row in json.loads(shown)] == [1, 2, 3]
+    assert "K from 1 to 3 are compared: --latent-dim chooses others" in error
+
+
 def ppca_lml(x: np.ndarray[Any, Any], latent_dim: int) -> float:
     """Return the highest mean log-likelihood of a PPCA (Tipping & Bishop 1999, Eq. 3)."""
     values = np.sort(np.linalg.eigvalsh(np.cov(x.T, bias=True)))
@@ -309,7 +320,6 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     ("words", "told"),
     [
         ([], "give a spec file, or your numbers: --data mine.csv"),
-        (["--data", "own.csv"], "give --latent-dim: a number, or several: --latent-dim 2..10"),
         (["own.json", "--no-header"], "options of --data are not for a spec"),
         (["own.json", "--latent-dim", "2"], "options of --data are not for a spec"),
         (["--data", "own.csv", "--model", "vae"], "vae; or give ppca or factor_analysis"),
