@@ -1,8 +1,10 @@
 """Curves of an experiment: as lists, as a table of all points, as a figure."""
 
 import importlib
+import io
 import os
-from collections.abc import Iterable, Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from typing import Any
 
@@ -91,6 +93,20 @@ def table_html(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
     return f"<td>{escape(text)}</td>"
+
+
+def picture_html(draw: Callable[[], Any]) -> str:
+    """Return a figure for a notebook, or nothing if matplotlib is missing or there is nothing to
+    draw yet."""
+    try:
+        figure = draw()
+        from mptlab import plots
+
+        plots.save(figure, content := io.BytesIO(), "svg")
+    except (ImportError, ValueError):
+        return ""
+    source = b64encode(content.getvalue()).decode()
+    return f'<img alt="figure" src="data:image/svg+xml;base64,{source}">'
 
 
 def needed(name: str, extra: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from mptlab.curves import Curves, table_html
+from mptlab.curves import Curves, picture_html, table_html
 from mptlab.errors import Json, NotSucceeded
 from mptlab.events import follow
 from mptlab.progress import followed
@@ -230,7 +230,7 @@ class Experiment:
             facts["failure"] = f"{failure['kind']}: {failure['message']}"
         rows = self.document.get("summary") or []
         facts |= {row["title"]: with_error(row["value"], row["std_err"]) for row in rows}
-        return table_html(("", ""), facts.items())
+        return table_html(("", ""), facts.items()) + picture_html(self.plot)
 
 
 Id = str | Experiment | Mapping[str, Any]

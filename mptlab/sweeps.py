@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mptlab.curves import needed, table_html
+from mptlab.curves import needed, picture_html, table_html
 from mptlab.errors import Json, NotSucceeded, Refused
 from mptlab.events import follow_several
 from mptlab.progress import followed
@@ -95,7 +95,8 @@ class Sweep:
         best = document["best"]
         rows = sweep_for_people(rows, best and rows[best["row"]])
         names = list(dict.fromkeys(name for row in rows for name in row))
-        return table_html(names, ([row.get(name) for name in names] for row in rows))
+        table = table_html(names, ([row.get(name) for name in names] for row in rows))
+        return table + picture_html(self.plot)
 
     def frame(self) -> Any:
         """Return the table as a pandas DataFrame, if pandas is installed."""

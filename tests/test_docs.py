@@ -203,6 +203,23 @@ def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     assert len((folder / "curves.csv").read_text().splitlines()) == 1 + 2 * 64
 
 
+@pytest.mark.slow
+def test_a_search_goes_on_after_a_restart(home: tuple[Path, int]) -> None:
+    folder, port = home
+    (program,) = (one.text for one in blocks(ROOT / "docs" / "search.md"))
+    program = program.replace("TRIALS, AT_A_TIME = 9, 3", "TRIALS, AT_A_TIME = 4, 2")
+    begun = program.split("while running or")[0]
+    printed("python", f"{begun}begin()\n", folder, port)
+    value, *_, experiment = printed("python", program, folder, port).split()
+    shown = "print(*((one.state.name, one.user_attrs['experiment']) for one in study.trials))"
+    trials = printed("python", f"{begun}{shown}\n", folder, port)
+    assert trials.count("COMPLETE") + trials.count("PRUNED") == 4
+    assert experiment in trials
+    assert -400 < float(value) < -100
+    again = printed("python", program, folder, port)
+    assert again.split()[-1] == experiment
+
+
 SUBMIT = """
 echo '{"model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
     "data": {"source": "digits"},

@@ -37,6 +37,7 @@ def test_a_run_and_its_metrics(run: Experiment) -> None:
     errors = [m["std_err"] for m in of_seeds]
     assert run.metrics["mpt std_err"] == pytest.approx(np.hypot(*errors) / 2)
     html = run._repr_html_()
+    assert "data:image/svg+xml" in html
     assert "&lt;b&gt;run" in html
     assert "<b>" not in html
 
@@ -130,6 +131,7 @@ def test_a_sweep_over_a_range(connected: Client) -> None:
     ]  # fmt: skip
     assert connected.get_sweep(sweep.id).table() == sweep.table()
     assert "model.latent_dim" in sweep._repr_html_()
+    assert "data:image/svg+xml" in sweep._repr_html_()
 
 
 def test_files_are_downloaded(connected: Client, tmp_path: Path) -> None:
