@@ -94,14 +94,17 @@ def newest(
     limit: int,
     before: str | None,
     *options: ORMOption,
+    ids: Sequence[str] = (),
 ) -> Sequence[Row]:
     """Return the caller's rows, those shared with the caller's projects or the lab, or all, newest
-    first, older than `before`. Raises ApiError."""
+    first, older than `before`; of `ids` only, if there are any. Raises ApiError."""
     check_whose(whose, user)
     query = select(table).where(listed(table, user.id, whose))
     query = query.options(joinedload(table.owner), *options)
     if before is not None:
         query = query.where(table.id < before)
+    if ids:
+        query = query.where(table.id.in_(ids))
     return session.scalars(query.order_by(table.id.desc()).limit(limit)).all()
 
 

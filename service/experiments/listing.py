@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer, joinedload
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -85,13 +85,20 @@ def page_of(
     *,
     limit: int,
     cursor: str | None = None,
+    folded: bool = False,
 ) -> Page:
     """Return a page of the user's experiments, those shared with the user's projects or the lab, or
-    all. If they are ordered by a field, only experiments with this field are listed. They have no
+    all. If they are ordered by a field, only experiments with this field are listed. If they are
+    `folded`, the newest of the wanted experiments of a sweep stands for all of them. They have no
     texts and specs until `load_texts` is called. Raises ApiError."""
     order = _at("order_by", lambda: parse_order(wanted.order_by))
     query, key = _at("order_by", lambda: _ordered(session, order))
-    query = query.where(*clauses(session, user_id, wanted))
+    conditions = clauses(session, user_id, wanted)
+    query = query.where(*conditions)
+    if folded:
+        if order.field != "created":
+            raise invalid([Problem("/query/folded", "only with order_by=created")])
+        query = query.where(or_(Experiment.sweep_id.is_(None), _is_newest_of_sweep(conditions)))
     place = tuple_(key, Experiment.id)
     if cursor:
         last = tuple_(*_read(cursor, wanted, order))
@@ -102,6 +109,11 @@ def page_of(
     query = query.options(joinedload(Experiment.owner), *large)
     found = session.execute(query.limit(limit + 1)).all()
     return _page(found, limit, wanted)
+
+
+def _is_newest_of_sweep(conditions: Sequence[Clause]) -> Clause:
+    newest = select(func.max(Experiment.id)).where(*conditions, Experiment.sweep_id.is_not(None))
+    return Experiment.id.in_(newest.group_by(Experiment.sweep_id).correlate(None))
 
 
 def load_texts(

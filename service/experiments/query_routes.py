@@ -98,6 +98,12 @@ def list_experiments(
         bool,
         Query(description="True adds the results after training, and the means of `metrics`."),
     ] = False,
+    folded: Annotated[
+        bool,
+        Query(
+            description="True lists only the newest experiment of each sweep, of those that match."
+        ),
+    ] = False,
 ) -> Response:
     """List the caller's experiments or, with `whose=project` or `whose=lab`, those shared with the
     caller's projects or the lab, newest first. Specs are included with `fields=full`, on pages of
@@ -111,7 +117,7 @@ def list_experiments(
         detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
     with limited(database) as session:
-        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor)
+        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, folded=folded)
         found, known = _metrics_of_page(session, found, wanted, metrics)
         found, final = _metrics_of_page(session, found, wanted, names, only_final=True)
         loaded = load_texts(session, found.items, with_spec=full)

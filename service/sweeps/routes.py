@@ -83,13 +83,14 @@ def list_sweeps(
     limit: Limit = 50,
     cursor: Cursor = None,
     whose: WhoseQuery = Whose.MINE,
+    id: Annotated[list[str], Query(max_length=100, description="Ids of the sweeps.")] = [],  # noqa: B006 (FastAPI copies it)
 ) -> Response:
     """List the caller's sweeps or, with `whose=project` or `whose=lab`, those shared with the
-    caller's projects or the lab, newest first."""
+    caller's projects or the lab, newest first. With `id`, only those of them with these ids."""
     before = read_cursor(cursor)
     without_specs = defer(Sweep.spec, raiseload=True)  # which may be large
     with limited(database) as session:
-        found = newest(session, user, Sweep, whose, limit + 1, before, without_specs)
+        found = newest(session, user, Sweep, whose, limit + 1, before, without_specs, ids=id)
         kept, next_cursor = page(found, limit)
         counts = store.counts(session, [one.id for one in kept], user)
         items = [summary_out(one, counts.get(one.id, {})) for one in kept]

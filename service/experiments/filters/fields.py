@@ -75,6 +75,7 @@ FIELDS = {
     "visibility": Field(Experiment.visibility, Visibility),
     "failure": Field(Experiment.failure_kind, nullable=True),
     "retry_of": Field(Experiment.retry_of, nullable=True),
+    "sweep": Field(Experiment.sweep_id, nullable=True),
     "priority": Field(Experiment.priority, "number"),
     "pinned": Field(Experiment.pinned, "bool"),
     "created": Field(Experiment.created_at, "time"),

@@ -1,6 +1,6 @@
 // The filters of the list of experiments.
 
-import { html, useState } from "./vendor/preact-htm.js";
+import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get } from "./api.js";
 import { leaves } from "./format.js";
 import { useProjects } from "./projects.js";
@@ -22,18 +22,22 @@ const WORDS = [
   "created > 2026-01-31",
 ];
 const COLUMNS = "columns";
+const PAUSE_MS = 250; // after which a search begins while one types
 
 const MAX_COLUMNS = 12;
 const MAX_RESULTS = 4;
-const OFFERED = ["lml", "mpt", "lml_heldout", "mpt_heldout", "area", "pll", "spec.model.latent_dim", "spec.seeds"];
+const OFFERED = ["result", "lml", "mpt", "lml_heldout", "mpt_heldout", "area", "pll", "spec.model.latent_dim", "spec.seeds"];
 
-/** What has a column, as it was last chosen in this browser: metrics, and fields of the spec by their paths; null: no choice yet. */
+/** The column of each experiment's own results, whatever their names are. */
+export const RESULT = "result";
+
+/** What has a column, as it was last chosen in this browser: the result, metrics, and fields of the spec by their paths. */
 export function chosenColumns() {
-  return JSON.parse(localStorage.getItem(COLUMNS) ?? "null");
+  return JSON.parse(localStorage.getItem(COLUMNS) ?? "null") ?? [RESULT];
 }
 
-/** The metrics that have a column without a choice: the first two results of each experiment of the page, the most frequent first. */
-export function resultColumns(items) {
+/** The metrics by which a page can be ordered: the first two results of each of its experiments, the most frequent first. */
+export function resultNames(items) {
   const counts = new Map();
   for (const { summary } of items) {
     const names = [...new Set(resultsOf(summary).map(({ name }) => name))].slice(0, 2);
@@ -56,7 +60,7 @@ function Columns({ chosen, set, example }) {
   async function offer() {
     if (!example || offered !== OFFERED) return;
     const { spec, metrics } = await get(`/v1/experiments/${example}`);
-    setOffered([...new Set(metrics.map(({ name }) => name)), ...leaves(spec).map(([path]) => `spec.${path}`)]);
+    setOffered([RESULT, ...new Set(metrics.map(({ name }) => name)), ...leaves(spec).map(([path]) => `spec.${path}`)]);
   }
   function add(event) {
     const names = event.target.value.split(/[\s,]+/).filter(Boolean);
@@ -132,24 +136,30 @@ function Order({ query, change, metrics }) {
   </div>`;
 }
 
-export function Filters({ query, change, error, me, chosen, setChosen, example }) {
+export function Filters({ query, change, error, me, chosen, setChosen, metrics, example }) {
   const [text, setText] = useState(query.get("filter") ?? "");
+  const timer = useRef(null);
   const wrong = error?.at("/query/filter");
   const { statuses, families } = document.body.dataset;
   function onSubmit(event) {
     event.preventDefault();
     const form = new FormData(event.target);
+    clearTimeout(timer.current);
     change({ q: form.get("q").trim(), filter: form.get("filter").trim(), cursor: null });
+  }
+  function onSearch(event) {
+    const q = event.target.value.trim();
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => change({ q, cursor: null }, { isStep: false }), PAUSE_MS);
   }
   return html`<form class="stack" role="search" onSubmit=${onSubmit}>
     <div class="row fields end">
       <div class="field grow">
-        <label for="q">Words in name, note, tags, id</label>
-        <input id="q" name="q" type="search" defaultValue=${query.get("q") ?? ""} />
+        <label for="q">Search</label>
+        <input id="q" name="q" type="search" placeholder="Words in name, note, tags, id" defaultValue=${query.get("q") ?? ""} onInput=${onSearch} />
       </div>
       <${Whose} query=${query} change=${change} me=${me} />
-      <${Order} query=${query} change=${change} metrics=${chosen.filter((one) => !isField(one))} />
-      <button class="primary">Search</button>
+      <${Order} query=${query} change=${change} metrics=${metrics} />
       ${[...query.keys()].length > 0 && html`<a class="button" href="/">Reset</a>`}
     </div>
     <details open=${query.has("filter") || query.has("family") || query.has("status")}>
@@ -159,10 +169,10 @@ export function Filters({ query, change, error, me, chosen, setChosen, example }
         <${Choice} name="family" label="Family" values=${families.split(" ")} query=${query} change=${change} />
         <div class="field">
           <label for="filter">Filter</label>
-          <input id="filter" name="filter" class="mono" list="filter-words" value=${text} spellcheck="false"
+          <div class="row"><div class="grow"><input id="filter" name="filter" class="mono" list="filter-words" value=${text} spellcheck="false"
             placeholder="metrics.lml > -61 and spec.model.latent_dim in (1, 2)" autocomplete="off"
             aria-invalid=${Boolean(wrong)} aria-describedby=${wrong ? "filter-error" : null}
-            onInput=${(event) => setText(event.target.value)} />
+            onInput=${(event) => setText(event.target.value)} /></div><button>Apply</button></div>
           <datalist id="filter-words">${WORDS.map((word) => html`<option value=${word} />`)}</datalist>
           <${FilterError} text=${text} error=${error} />
         </div>

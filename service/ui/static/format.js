@@ -90,6 +90,14 @@ export function bytes(count) {
 /** The title of an experiment or sweep, as the service gives it. */
 export const titleOf = ({ title }) => title;
 
+const SWEEP_CHARACTERS = 24; // of a sweep's name in the title of a point
+
+/** The title of a sweep's point below its sweep: without the name of the sweep. */
+export function pointTitle({ title }, { name }) {
+  const start = `${cut(name ?? "sweep", SWEEP_CHARACTERS)}: `;
+  return title.startsWith(start) ? title.slice(start.length) : title;
+}
+
 /** The titles of several; those that are the same get the ends of their ids. */
 export function distinctTitles(experiments) {
   const count = (title) => experiments.filter((one) => titleOf(one) === title).length;

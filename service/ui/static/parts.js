@@ -115,7 +115,7 @@ export function Confirm({ title, action, children, onAnswer }) {
   </dialog>`;
 }
 
-/** The query of the address: `[values, change]`, where a change is a new entry of the history. */
+/** The query of the address: `[values, change]`, where a change is a new step of the history unless `isStep` is false. */
 export function useQuery() {
   const [query, setQuery] = useState(() => new URLSearchParams(location.search));
   useEffect(() => {
@@ -123,14 +123,16 @@ export function useQuery() {
     addEventListener("popstate", onPop);
     return () => removeEventListener("popstate", onPop);
   }, []);
-  function change(values) {
+  function change(values, { isStep = true } = {}) {
     const next = new URLSearchParams(location.search);
     for (const [name, value] of Object.entries(values)) {
       next.delete(name);
       for (const one of [value].flat()) if (one) next.append(name, one);
     }
     const text = next.toString();
-    history.pushState(null, "", text ? `?${text}` : location.pathname);
+    const address = text ? `?${text}` : location.pathname;
+    if (isStep) history.pushState(null, "", address);
+    else history.replaceState(null, "", address);
     setQuery(next);
   }
   return [query, change];

@@ -10,6 +10,11 @@ const TONES = { agree: "good-text", differ: "bad-text", unclear: "" };
 /** The rows of a summary that are results. */
 export const resultsOf = (summary) => (summary ?? []).filter(({ label }) => label !== null);
 
+const LABEL_CHARACTERS = 14;
+
+/** The heading of a result in a table: its name if the heading is long, as "pll" for "Pseudo-log-likelihood". */
+export const shortLabel = ({ label, name }) => (label && label.length <= LABEL_CHARACTERS ? label : name);
+
 /** The value of an area beside its number of tokens: "= −1.868 per token × 512 tokens". */
 export const tokensText = ({ value, tokens }) =>
   tokens && value !== null ? `= ${number(value / tokens, 4)} per token × ${tokens} tokens` : null;

@@ -348,3 +348,25 @@ def test_an_idempotency_key_is_known_for_thirty_days(admin: TestClient, settings
         files.purge(database, settings, [])
         again = sweep(admin, {"Idempotency-Key": "once"})["id"]
         assert (again == made["id"]) == known
+
+
+def test_a_folded_list_has_a_sweep_once(admin: TestClient) -> None:
+    """Its newest point that matches stands for it; the others are listed by their sweep."""
+    made = sweep(admin, grid={"model.latent_dim": [1, 2, 3]}, name="of three")
+    alone = admin.post("/v1/experiments", json={"spec": SPEC, "name": "alone"}).json()["id"]
+
+    def listed(**query: Any) -> list[str]:
+        answer = admin.get("/v1/experiments", params=query)
+        assert answer.status_code == 200, answer.text
+        return [one["id"] for one in answer.json()["items"]]
+
+    points = listed(filter=f'sweep = "{made["id"]}"', order_by="created asc")
+    assert len(points) == 3
+    assert listed(folded=True) == [alone, points[2]]
+    assert listed(folded=True, filter="spec.model.latent_dim < 3") == [alone, points[1]]
+    assert listed(filter="sweep = null") == [alone]
+    (found,) = admin.get("/v1/sweeps", params={"id": [made["id"]]}).json()["items"]
+    assert (found["name"], found["points"]) == ("of three", 3)
+    assert admin.get("/v1/sweeps", params={"id": ["none"]}).json()["items"] == []
+    unordered = admin.get("/v1/experiments", params={"folded": True, "order_by": "name asc"})
+    assert unordered.json()["errors"][0]["pointer"] == "/query/folded"

@@ -222,7 +222,7 @@ def test_errors_are_shown_at_their_field(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/"))
     page.get_by_text("Filters and columns").click()
     page.fill("#filter", "metrics.lml >> 3")
-    page.get_by_role("button", name="Search").click()
+    page.get_by_role("button", name="Apply").click()
     expect(page.locator("#filter-error")).to_contain_text("column 14")
 
 
@@ -230,17 +230,17 @@ def test_columns_of_the_list_are_chosen(page: Page, lab: BrowsedLab) -> None:
     """Metrics, and fields of the specs. What all runs share has no column."""
     page.goto(lab.url("/?q=digits&order_by=name+asc"))
     headers = page.get_by_role("columnheader")
-    expect(headers).to_have_text(["", "Name ▲", "Status", "lml", "mpt", "Created"])
+    expect(headers).to_have_text(["", "Name ▲", "Status", "Result", "Created"])
     page.get_by_text("Filters and columns").click()
     adding = page.get_by_label("Add a column")
     adding.focus()
     expect(
         page.locator("#columns-offered option[value='spec.model.noise_precision']")
     ).to_have_count(1)
-    expect(page.locator("#columns-offered option[value='lml']")).to_have_count(0)  # it has one
-    adding.fill("spec.model.latent_dim, spec.none")
+    expect(page.locator("#columns-offered option[value='result']")).to_have_count(0)  # it has one
+    adding.fill("lml, spec.model.latent_dim, spec.none")
     adding.press("Enter")
-    page.get_by_role("checkbox", name="mpt").click()
+    page.get_by_role("checkbox", name="result").click()
     expected = ["", "Name ▲", "Status", "latent_dim", "none", "lml", "Created"]
     expect(headers).to_have_text(expected)
     rows = page.get_by_role("region", name="Experiments").locator("tbody tr")

@@ -2,11 +2,13 @@
 
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
 import { get, withQuery } from "../api.js";
-import { Filters, chosenColumns, isField, resultColumns } from "../filters.js";
-import { cut, labelText, leaves, plain, titleOf, withError } from "../format.js";
+import { Counts } from "../counts.js";
+import { Filters, RESULT, chosenColumns, isField, resultNames } from "../filters.js";
+import { cut, labelText, leaves, pointTitle, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
+import { resultsOf, shortLabel } from "../result.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
 import { SortHeader } from "../sorting.js";
@@ -26,15 +28,28 @@ function Metric({ experiment, name }) {
   </div>`)}</td>`;
 }
 
-/** The first metric that an experiment has, below its status, for screens without room for columns. */
-function FirstMetric({ experiment, names }) {
-  const mean = names.map((name) => experiment.summary.find((one) => one.name === name)).find(Boolean);
-  if (!mean) return null;
+/** The result of an experiment by its own name, such as "LML −61.340", and below it the second, such as the MPT score. */
+function Result({ experiment }) {
+  const [main, second] = resultsOf(experiment.summary);
+  if (!main) return html`<td class="result-cell wide"></td>`;
+  return html`<td class="result-cell wide"><${Figure} mean=${main} />${second && html`<div class="muted small"><${Figure} mean=${second} /></div>`}</td>`;
+}
+
+function Figure({ mean }) {
   const tokens = mean.tokens && mean.value !== null ? ` × ${mean.tokens} tokens` : "";
-  return html`<div class="small only-small">${mean.name} ${withError(mean.value, mean.std_err)}${tokens}</div>`;
+  return html`<span title=${[mean.label, aboutMean(mean)].filter(Boolean).join(": ")}><span class="muted small">${shortLabel(mean)}</span> <span class="number">${withError(mean.value, mean.std_err)}</span>${tokens}</span>`;
+}
+
+/** The first of the chosen results or metrics that an experiment has, below its status, for screens without room for columns. */
+function FirstMetric({ experiment, columns }) {
+  const isChosen = ({ name, label }) => columns.metrics.includes(name) || (columns.result && label !== null);
+  const mean = experiment.summary.find(isChosen);
+  return mean ? html`<div class="small only-small"><${Figure} mean=${mean} /></div>` : null;
 }
 
 const FIELD_CHARACTERS = 30;
+const FAILURE_CHARACTERS = 90;
+const MAX_POINTS = 50; // of an open sweep
 
 /** The value of a field of the spec; a dash if the spec has no such field. */
 function Field({ experiment, path }) {
@@ -43,40 +58,86 @@ function Field({ experiment, path }) {
   return html`<td class="mono wide" title=${text}>${cut(text, FIELD_CHARACTERS)}</td>`;
 }
 
-function Row({ experiment, columns, selected, onSelect }) {
+/** Why a run failed: the beginning of a long message; a click shows the whole. */
+function Failure({ message }) {
+  const [open, setOpen] = useState(false);
+  const short = cut(message, FAILURE_CHARACTERS);
+  return html`<div class="small bad-text brief">${short === message ? message : html`
+    <button type="button" class="opener" aria-expanded=${open} title=${message} onClick=${() => setOpen(!open)}>${open ? message : short}</button>`}</div>`;
+}
+
+function Check({ experiment, title, selected, select }) {
+  return html`<td class="check"><input type="checkbox" checked=${selected.has(experiment.id)} aria-label=${`Select ${title}`}
+    onChange=${(event) => select(experiment, event.target.checked)} /></td>`;
+}
+
+/** The row of an experiment or, with its `sweep`, of a point of an open one. */
+function Row({ experiment, sweep, columns, ...selection }) {
   const { id, status, queue, failure } = experiment;
   const title = titleOf(experiment);
-  return html`<tr>
-    <td class="check">
-      <input type="checkbox" checked=${selected} aria-label=${`Select ${title}`}
-        onChange=${(event) => onSelect(experiment, event.target.checked)} />
-    </td>
+  return html`<tr class=${sweep ? "point" : ""}>
+    <${Check} experiment=${experiment} title=${title} ...${selection} />
     <th scope="row">
-      <a class=${experiment.name ? "name" : "name muted"} href=${`/experiments/${id}`}>${title}</a>
-      <div class="small"><${Tags} of=${experiment.tags} /></div>
+      <a class=${experiment.name ? "name" : "name muted"} href=${`/experiments/${id}`}>${sweep ? pointTitle(experiment, sweep) : title}</a>
+      ${experiment.tags.length > 0 && html`<div class="small"><${Tags} of=${experiment.tags} /></div>`}
     </th>
     <td>
       <${Status} of=${status} />
-      ${columns.metrics.length > 0 && html`<${FirstMetric} experiment=${experiment} names=${columns.metrics} />`}
+      <${FirstMetric} experiment=${experiment} columns=${columns} />
       ${status === "running" && html`<${Progress} experiment=${experiment} label=${`Progress of ${title}`} />`}
-      ${queue && html`<div class="small muted">${queue.reason}</div>`}
-      ${failure && html`<div class="small bad-text wrap">${failure.message.slice(0, 120)}</div>`}
+      ${queue && html`<div class="small muted brief">${queue.reason}</div>`}
+      ${failure && html`<${Failure} message=${failure.message} />`}
     </td>
     ${columns.family && html`<td class="wide">${experiment.family}</td>`}
     ${columns.fields.map((path) => html`<${Field} key=${path} experiment=${experiment} path=${path} />`)}
+    ${columns.result && html`<${Result} experiment=${experiment} />`}
     ${columns.metrics.map((name) => html`<${Metric} key=${name} experiment=${experiment} name=${name} />`)}
     ${columns.owner && html`<td class="wide">${experiment.owner}</td>`}
     <td class="wide"><${When} at=${experiment.created_at} /></td>
   </tr>`;
 }
 
-function Rows({ items, columns, selected, select, order, onOrder }) {
+/** The points of a sweep that match, in their order. */
+function usePoints(sweep, path, isOpen) {
+  const read = async () => (isOpen ? get(path(sweep.id)) : null);
+  const { data } = useLive(read, [path(sweep.id), isOpen], (points) => !points || points.items.every((one) => one.terminal));
+  return isOpen ? data?.items : null;
+}
+
+/** A sweep is one line, which opens to its points. */
+function SweepRows({ sweep, experiment, columns, pointsPath, selected, select }) {
+  const [open, setOpen] = useState(false);
+  const points = usePoints(sweep, pointsPath, open);
+  const title = titleOf(sweep);
+  const others = columns.fields.length + columns.metrics.length + Number(columns.result) + Number(columns.family);
+  const hasAll = points?.length > 0 && points.every((one) => selected.has(one.id));
+  const selectAll = (event) => points.forEach((one) => select(one, event.target.checked));
+  return html`<tr>
+    <td class="check">${points && html`<input type="checkbox" checked=${hasAll} aria-label=${`Select the points of ${title}`} onChange=${selectAll} />`}</td>
+    <th scope="row">
+      <button type="button" class="opener" aria-expanded=${open} onClick=${() => setOpen(!open)}>
+        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><span class="name">${title}</span>
+      </button>
+      <div class="small under-opener"><a href=${`/sweeps/${sweep.id}`}>${sweep.points === 1 ? "1 point" : `${sweep.points} points`}</a>
+        <span class="muted"> · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
+    </th>
+    <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
+    ${others > 0 && html`<td class="wide" colspan=${others}></td>`}
+    ${columns.owner && html`<td class="wide">${experiment.owner}</td>`}
+    <td class="wide"><${When} at=${sweep.created_at} /></td>
+  </tr>
+  ${points?.map((one) => html`<${Row} key=${one.id} experiment=${one} sweep=${sweep} columns=${columns} selected=${selected} select=${select} />`)}
+  ${points?.length === MAX_POINTS && html`<tr class="point"><td /><td colspan="12" class="small">The first ${MAX_POINTS}: <a href=${`/sweeps/${sweep.id}`}>all points</a></td></tr>`}`;
+}
+
+function Rows({ items, sweeps, columns, selected, select, order, onOrder, pointsPath }) {
   const [by, way = "asc"] = order.split(" ");
   const headerOf = (field) => ({ order: field === by ? way : null, onSort: (next) => onOrder(`${field} ${next}`) });
-  const all = items.every((one) => selected.has(one.id));
-  const selectAll = (event) => items.forEach((one) => select(one, event.target.checked));
+  const experiments = items.filter((one) => !sweeps.has(one.sweep));
+  const all = experiments.length > 0 && experiments.every((one) => selected.has(one.id));
+  const selectAll = (event) => experiments.forEach((one) => select(one, event.target.checked));
   return html`<${Scroll} label="Experiments">
-    <table>
+    <table class="experiments">
       <thead><tr>
         <th class="check">
           <input type="checkbox" checked=${all} onChange=${selectAll} aria-label="Select all of this page" />
@@ -85,13 +146,15 @@ function Rows({ items, columns, selected, select, order, onOrder }) {
         <th scope="col">Status</th>
         ${columns.family && html`<th scope="col" class="wide">Family</th>`}
         ${columns.fields.map((path) => html`<th key=${path} scope="col" class="wide" title=${path}>${path.split(".").pop()}</th>`)}
+        ${columns.result && html`<th scope="col" class="number wide">Result</th>`}
         ${columns.metrics.map((name) => html`<${SortHeader} key=${name} ...${headerOf(`metrics.${name}`)} number wide>${name}<//>`)}
         ${columns.owner && html`<th scope="col" class="wide">Owner</th>`}
         <${SortHeader} ...${headerOf("created")} first="desc" wide>Created<//>
       </tr></thead>
       <tbody>
-        ${items.map((one) => html`<${Row} key=${one.id} experiment=${one} columns=${columns}
-          selected=${selected.has(one.id)} onSelect=${select} />`)}
+        ${items.map((one) => sweeps.has(one.sweep)
+          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} experiment=${one} columns=${columns} pointsPath=${pointsPath} selected=${selected} select=${select} />`
+          : html`<${Row} key=${one.id} experiment=${one} columns=${columns} selected=${selected} select=${select} />`)}
       </tbody>
     </table>
   <//>`;
@@ -123,33 +186,46 @@ function useSelection() {
   return [selected, select, () => setSelected(new Map())];
 }
 
+/** A page of the list and, if it is folded, the sweeps on it by their ids. */
+async function readPage(path, folded, whose) {
+  const page = await get(path);
+  const ids = folded ? page.items.map(({ sweep }) => sweep).filter(Boolean) : [];
+  const { items } = ids.length ? await get(withQuery("/v1/sweeps", { whose, id: ids, limit: ids.length })) : { items: [] };
+  return { ...page, sweeps: new Map(items.map((one) => [one.id, one])) };
+}
+
+const ofSweep = (filter, id) => [filter && `(${filter})`, `sweep = "${id}"`].filter(Boolean).join(" and ");
+
 export default function Experiments({ me, may }) {
   const [query, change] = useQuery();
   const [chosen, setChosen] = useState(chosenColumns);
   const [selected, select, clear] = useSelection();
   const asked = Object.fromEntries(ASKED.map((name) => [name, query.getAll(name)]));
-  const fields = (chosen ?? []).filter(isField);
-  const asksMetrics = (chosen ?? []).filter((name) => !isField(name));
-  const path = withQuery("/v1/experiments", { ...asked, summary: true, metrics: asksMetrics, limit: PAGE, fields: fields.length ? "full" : null });
-  const { data, error, refresh } = useLive(() => get(path), [path]);
+  const fields = chosen.filter(isField);
+  const metrics = chosen.filter((name) => !isField(name) && name !== RESULT);
+  const order = query.get("order_by") || "created desc";
+  const folded = order.startsWith("created ");
+  const listed = { ...asked, summary: true, metrics, fields: fields.length ? "full" : null };
+  const path = withQuery("/v1/experiments", { ...listed, limit: PAGE, folded: folded || null });
+  const { data, error, refresh } = useLive(() => readPage(path, folded, query.get("whose")), [path]);
+  const pointsPath = (sweep) => withQuery("/v1/experiments", { ...listed, filter: ofSweep(query.get("filter"), sweep), order_by: "created asc", cursor: null, limit: MAX_POINTS });
   const items = data?.items;
-  const metrics = chosen ? asksMetrics : resultColumns(items ?? []);
   const hasFamilies = new Set(data?.items.map(({ family }) => family)).size > 1;
-  const columns = { metrics, fields, family: hasFamilies, owner: (query.get("whose") ?? "mine") !== "mine" };
+  const columns = { result: chosen.includes(RESULT), metrics, fields, family: hasFamilies, owner: (query.get("whose") ?? "mine") !== "mine" };
   const filtered = ASKED.some((name) => query.has(name));
   useEffect(() => scrollTo(0, 0), [query.get("cursor")]);
 
   return html`<div class="stack">
     <h1>Experiments</h1>
     <${SavedViews} query=${query} />
-    <${Filters} key=${query.toString()} query=${query} change=${change} error=${error} me=${me}
-      chosen=${chosen ?? metrics} setChosen=${setChosen} example=${data?.items[0]?.id} />
+    <${Filters} key=${withQuery("", { ...asked, q: null, cursor: null })} query=${query} change=${change} error=${error} me=${me}
+      chosen=${chosen} setChosen=${setChosen} metrics=${[...new Set([...metrics, ...resultNames(items ?? [])])]} example=${data?.items[0]?.id} />
     ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
       ${items.length
-        ? html`<${Rows} items=${items} columns=${columns} selected=${selected} select=${select}
-            order=${query.get("order_by") ?? "created desc"} onOrder=${(order) => change({ order_by: order, cursor: null })} />`
+        ? html`<${Rows} items=${items} sweeps=${data.sweeps} pointsPath=${pointsPath} columns=${columns} selected=${selected} select=${select}
+            order=${order} onOrder=${(order) => change({ order_by: order, cursor: null })} />`
         : html`<${Nothing} filtered=${filtered} may=${may} />`}
     </div>`}
     ${data && html`<nav class="row" aria-label="Pages">
