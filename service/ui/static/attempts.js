@@ -39,12 +39,9 @@ function Attempt({ attempt, isLast }) {
 export function Attempts({ experiment }) {
   const { attempts } = experiment;
   if (!attempts.length) return null;
-  return html`<section class="card stack" aria-labelledby="attempts">
-    <div class="row spread">
-      <h2 id="attempts">What ran where</h2>
-      ${experiment.terminal && html`<${Copy} text=${() => AGAIN}>Copy the command that runs it again<//>`}
-    </div>
+  return html`<section class="card stack">
     ${experiment.terminal && html`<p class="muted small">The command takes <code>spec.json</code> out of the zip below Download, and needs no service. With the same code, vector instructions and threads a processor gives the same numbers to the last bit.</p>`}
+    ${experiment.terminal && html`<${Copy} text=${() => AGAIN}>Copy the command that runs it again<//>`}
     ${attempts.map((one, i) => html`<${Attempt} key=${one.attempt} attempt=${one} isLast=${i === attempts.length - 1} />`)}
   </section>`;
 }

@@ -46,13 +46,12 @@ export function History({ id }) {
   const read = useMemo(() => eventsOf(id), [id]);
   const { data } = useLive(read, [read], ({ ended }) => ended);
   if (!data?.items.length) return null;
-  return html`<section class="card" aria-labelledby="history">
-    <div class="row spread">
-      <h2 id="history">What happened</h2>
-      <a class="button quiet" href=${`/v1/experiments/${id}/logs?format=text`} download=${`${id}.log`}>Log</a>
-    </div>
+  return html`<section class="card">
     <ol class="log" tabindex="0" aria-label="What happened">
       ${data.items.map((event) => html`<${Event} key=${`${event.id} ${event.kind}`} event=${event} />`)}
     </ol>
+    <div class="row">
+      <a class="button quiet" href=${`/v1/experiments/${id}/logs?format=text`} download=${`${id}.log`}>Download the log</a>
+    </div>
   </section>`;
 }

@@ -101,6 +101,31 @@ async function toClipboard(text) {
   area.remove();
 }
 
+/**
+ * Tabs, each `[key, title]`; `children(key)` is the content of the open one. One stop of the Tab key: the arrow keys move
+ * between tabs. The address keeps the open tab.
+ */
+export function Tabs({ label, tabs, children }) {
+  const [query, change] = useQuery();
+  const bar = useRef(null);
+  const open = Math.max(0, tabs.findIndex(([key]) => key === query.get("tab")));
+  const show = (i) => change({ tab: i ? tabs[i][0] : null }, { isStep: false });
+  function onKeyDown(event) {
+    const target = { ArrowLeft: open - 1, ArrowRight: open + 1, Home: 0, End: tabs.length - 1 }[event.key];
+    if (!tabs[target]) return;
+    event.preventDefault();
+    show(target);
+    bar.current.children[target].focus();
+  }
+  return html`<div>
+    <div class="tabs" role="tablist" aria-label=${label} ref=${bar} onKeyDown=${onKeyDown}>
+      ${tabs.map(([key, title], i) => html`<button key=${key} id=${`tab-${key}`} type="button" role="tab" aria-selected=${i === open} aria-controls="tab-panel"
+        tabindex=${i === open ? 0 : -1} onClick=${() => show(i)}>${title}</button>`)}
+    </div>
+    <div id="tab-panel" role="tabpanel" class="stack" aria-labelledby=${`tab-${tabs[open][0]}`}>${children(tabs[open][0])}</div>
+  </div>`;
+}
+
 /** A question before something that cannot be undone. `onAnswer` gets true or false. */
 export function Confirm({ title, action, children, onAnswer }) {
   const dialog = useRef(null);

@@ -1,10 +1,11 @@
-// The least usual rows of a run that scored data with the model of another: the head of rows.csv, in order of the p-value.
+// The rows of a run that scored data with the model of another: rows.csv, in order of the p-value.
 
-import { html } from "./vendor/preact-htm.js";
+import { html, useState } from "./vendor/preact-htm.js";
 import { answerTo } from "./api.js";
 import { number } from "./format.js";
 import { useLive } from "./live.js";
 import { Problem, Scroll } from "./parts.js";
+import { SortHeader, useSorting } from "./sorting.js";
 
 const SHOWN = 20;
 const MAX_BYTES = 50_000_000; // of a file that a page reads
@@ -27,14 +28,13 @@ export function recordsOf(text) {
   return records;
 }
 
-/** The names of the id columns of rows.csv, and its least usual rows as objects, the least usual first. */
-export function leastUsual(text, count = SHOWN) {
+/** The names of the columns of rows.csv, those of its ids, and its rows as lists, the least usual first. */
+export function byUnusualness(text) {
   const [names, ...records] = recordsOf(text);
   const ids = names.slice(1).filter((name) => !MEASURES.includes(name));
   const [p, likelihood] = ["p_value", "log_likelihood"].map((name) => names.indexOf(name));
   records.sort((a, b) => a[p] - b[p] || a[likelihood] - b[likelihood]);
-  const rows = records.slice(0, count).map((record) => Object.fromEntries(names.map((name, i) => [name, record[i]])));
-  return { ids, rows, total: records.length };
+  return { names, ids, records };
 }
 
 /** Whether a run leaves rows.csv. */
@@ -44,9 +44,51 @@ export function hasRows({ status, spec: { model, data, train } }) {
 
 async function read(url) {
   const answer = await answerTo("GET", url);
-  if (Number(answer.headers.get("Content-Length")) <= MAX_BYTES) return leastUsual(await answer.text());
+  if (Number(answer.headers.get("Content-Length")) <= MAX_BYTES) return byUnusualness(await answer.text());
   await answer.body.cancel();
   return { tooLong: true };
+}
+
+const FIRST = { name: "p_value", order: "asc" };
+const WITH_MINUS = [/(^|\s)-(?=[\d.])/g, "$1−"];
+
+function Rows({ names, ids, records, hasSeeds }) {
+  const [start, setStart] = useState(0);
+  const cell = (record, name) => record[names.indexOf(name)];
+  const value = (record, name) => (ids.includes(name) ? cell(record, name) : Number(cell(record, name)));
+  const [sorted, headerOf] = useSorting(records, value, FIRST);
+  const header = (name, title, more = {}) => {
+    const { order, onSort } = headerOf(name);
+    return html`<${SortHeader} key=${name} order=${order} first="asc" onSort=${(next) => [onSort(next), setStart(0)]} ...${more}>${title}<//>`;
+  };
+  const shown = sorted.slice(start, start + SHOWN);
+  return html`<${Scroll} label="Table of rows"><table>
+      <thead><tr>
+        ${header("row", "Row", { number: true })}
+        ${ids.map((name) => header(name, name))}
+        ${hasSeeds && header("seed", "Seed", { number: true })}
+        ${header("p_value", "p-value", { number: true })}
+        <th scope="col">Unusual columns</th>
+        ${header("log_likelihood", "Log-likelihood", { number: true, wide: true })}
+        ${header("values", "Values", { number: true, wide: true })}
+      </tr></thead>
+      <tbody>${shown.map((record) => html`<tr key=${`${cell(record, "row")} ${cell(record, "seed")}`}>
+        <td class="number">${cell(record, "row")}</td>
+        ${ids.map((name) => html`<td class="wrap">${cell(record, name)}</td>`)}
+        ${hasSeeds && html`<td class="number">${cell(record, "seed")}</td>`}
+        <td class="number">${number(value(record, "p_value"), 2)}</td>
+        <td class="wrap">${(cell(record, "unusual_columns") ?? "").replace(...WITH_MINUS)}</td>
+        <td class="number wide">${number(value(record, "log_likelihood"), 6)}</td>
+        <td class="number wide">${cell(record, "values")}</td>
+      </tr>`)}</tbody>
+    </table><//>
+    <div class="row spread bar foot">
+      <span class="muted small" role="status">Rows ${start + 1} to ${start + shown.length} of ${records.length}</span>
+      <nav class="row" aria-label="Pages of rows">
+        ${start > 0 && html`<button type="button" onClick=${() => setStart(start - SHOWN)}>Previous rows</button>`}
+        ${start + SHOWN < records.length && html`<button type="button" onClick=${() => setStart(start + SHOWN)}>Next rows</button>`}
+      </nav>
+    </div>`;
 }
 
 function Table({ id, seeds }) {
@@ -54,29 +96,12 @@ function Table({ id, seeds }) {
   const { data, error } = useLive(() => read(url), [url], () => true);
   if (error) return html`<${Problem} error=${error} />`;
   if (!data) return null;
-  const hasSeeds = seeds.length > 1;
   return html`<section class="card flush" aria-labelledby="rows">
-    <div class="row spread bar"><h2 id="rows">Least usual rows</h2><a class="button quiet" href=${url} download=${`${id}-rows.csv`}>CSV</a></div>
-    <p class="bar muted small">p-value: the share of the model's own rows that are at least as unlikely. Unusual columns: how many standard deviations a value is from what the others of its row predict, where the p-value is below 0.05 (<a href="/help/spec#parts">more</a>).</p>
-    ${data.tooLong ? html`<p class="bar">The table is too long for this page: <code>mpt rows ${id}</code> shows its least usual rows.</p>` : html`<${Scroll} label="Table of the least usual rows"><table>
-      <thead><tr>
-        <th scope="col" class="number">Row</th>
-        ${data.ids.map((name) => html`<th scope="col">${name}</th>`)}
-        ${hasSeeds && html`<th scope="col" class="number">Seed</th>`}
-        <th scope="col" class="number">Values</th><th scope="col" class="number">Log-likelihood</th><th scope="col" class="number">p-value</th>
-        <th scope="col">Unusual columns</th>
-      </tr></thead>
-      <tbody>${data.rows.map((row) => html`<tr key=${`${row.row} ${row.seed}`}>
-        <td class="number">${row.row}</td>
-        ${data.ids.map((name) => html`<td class="wrap">${row[name]}</td>`)}
-        ${hasSeeds && html`<td class="number">${row.seed}</td>`}
-        <td class="number">${row.values}</td>
-        <td class="number">${number(Number(row.log_likelihood), 6)}</td>
-        <td class="number">${number(Number(row.p_value), 2)}</td>
-        <td class="wrap">${row.unusual_columns}</td>
-      </tr>`)}</tbody>
-    </table><//>
-    <p class="bar foot muted small">${data.rows.length} of ${data.total} lines</p>`}
+    <div class="row spread bar"><h2 id="rows">Rows</h2><a class="button quiet" href=${url} download=${`${id}-rows.csv`}>CSV</a></div>
+    <p class="bar muted small">The least usual first. p-value: the share of the model's own rows that are at least as unlikely. Unusual columns: how many standard deviations a value is from what the others of its row predict, where the p-value is below 0.05 (<a href="/help/spec#parts">more</a>).</p>
+    ${data.tooLong
+      ? html`<p class="bar">The table is too long for this page: <code>mpt rows ${id}</code> shows its least usual rows.</p>`
+      : html`<${Rows} ...${data} hasSeeds=${seeds.length > 1} />`}
   </section>`;
 }
 

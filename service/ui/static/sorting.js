@@ -23,11 +23,11 @@ export function sorted(rows, valueOf, order) {
 
 /**
  * Sorting of a table's rows: the rows in order, and the properties of a header by its name. `values`
- * gives the value of a row for a header's name.
+ * gives the value of a row for a header's name; `first` is the header by which the rows are sorted already.
  */
-export function useSorting(rows, values) {
-  const [sorting, setSorting] = useState({ name: null, order: null });
+export function useSorting(rows, values, first = { name: null, order: null }) {
+  const [sorting, setSorting] = useState(first);
   const { name, order } = sorting;
   const headerOf = (one) => ({ order: one === name ? order : null, onSort: (next) => setSorting({ name: one, order: next }) });
-  return [name === null ? rows : sorted(rows, (row) => values(row, name), order), headerOf];
+  return [name === null || sorting === first ? rows : sorted(rows, (row) => values(row, name), order), headerOf];
 }

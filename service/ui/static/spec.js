@@ -1,10 +1,12 @@
 // A spec, to be read, and how to send it from elsewhere.
 
 import { html } from "./vendor/preact-htm.js";
+import { Refused, get } from "./api.js";
 import { leaves, plain } from "./format.js";
+import { useLive } from "./live.js";
 import { Copy } from "./parts.js";
 
-const FIRST = ["family", "source", "schedule", "objective"];
+const FIRST = ["family", "source", "dataset", "schedule", "objective"];
 
 const MAX_ITEMS = 10;
 
@@ -26,8 +28,59 @@ export function summary(part) {
     .join(" · ");
 }
 
+const without = (part, ...names) => Object.fromEntries(Object.entries(part).filter(([name]) => !names.includes(name)));
+const isOff = (value) => value === null || value === false || (Array.isArray(value) && !value.length);
+
+/** A part without what is off, and without what only a target error or another choice would use. */
+function used(part) {
+  if (part === null || typeof part !== "object" || Array.isArray(part)) return part;
+  const { target_std_err: target, design, heldout, binarize, source } = part;
+  const unused = [
+    ...("target_std_err" in part && isOff(target) ? ["target", "max_masks"] : []),
+    ...(design === "exhaustive" ? ["per_size"] : []),
+    ...(["upload", "digits"].includes(source) && isOff(heldout ?? null) && isOff(binarize ?? null) ? ["seed"] : []),
+  ];
+  const parts = Object.entries(without(part, ...unused)).filter(([, value]) => !isOff(value));
+  return Object.fromEntries(parts.map(([name, value]) => [name, used(value)]));
+}
+
+/** The parts of a spec that its run uses. Scores of texts use nothing else of `evaluate`. */
+export function usedParts(spec) {
+  const parts = used(spec);
+  const { texts, target_std_err: target, masks } = parts.evaluate ?? {};
+  if (texts) parts.evaluate = { texts };
+  else if (target && masks) parts.evaluate.masks = without(masks, "per_size");
+  return parts;
+}
+
+const ofTable = ({ name, columns }, part) => ({
+  ...without(part, "dataset", "n", "dim"),
+  dataset: name,
+  ...(columns && { columns: part.columns ?? columns }),
+  ...(part.n && { rows: part.n }),
+});
+
+/** A spec with names in place of the ids of its upload and of the experiment that it begins from. */
+export const withNames = (parts, { dataset, experiment }) => ({
+  ...parts,
+  ...(experiment && { model: { ...parts.model, experiment } }),
+  ...(dataset && { data: ofTable(dataset, parts.data) }),
+});
+
+/** What an id names; null for what one may not read. */
+const named = (id, path) => id && get(`${path}/${id}`).catch((error) => {
+  if (error instanceof Refused) return null;
+  throw error;
+});
+
+async function namesOf({ data, model }) {
+  const [dataset, experiment] = await Promise.all([named(data.dataset, "/v1/datasets"), named(model.experiment, "/v1/experiments")]);
+  return { dataset, experiment: experiment?.title };
+}
+
 export function SpecSummary({ spec }) {
-  const parts = Object.entries(spec).filter(([, value]) => value !== null);
+  const { data: names } = useLive(() => namesOf(spec), [spec], () => true);
+  const parts = Object.entries(withNames(usedParts(spec), names ?? {}));
   return html`<dl class="facts">
     ${parts.map(([name, part]) => html`<dt>${name}</dt><dd>${summary(part)}</dd>`)}
   </dl>`;

@@ -87,7 +87,8 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: BrowsedLab) 
     end(lab.database, claim, Status.SUCCEEDED)
     expect(page.locator(".first .status")).to_have_text("succeeded")
     assert page.evaluate("window.same")
-    history = page.get_by_label("What happened").get_by_role("listitem")
+    page.get_by_role("tab", name="What happened").click()
+    history = page.get_by_role("list", name="What happened").get_by_role("listitem")
     expect(history).to_contain_text(["queued", "running", "succeeded"])
 
 

@@ -183,7 +183,8 @@ def saved_words(page: Page) -> set[str | None]:
 
 def test_the_machine_of_each_attempt_is_shown(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
-    attempts = page.get_by_label("What ran where")
+    page.get_by_role("tab", name="What ran where").click()
+    attempts = page.get_by_role("tabpanel")
     for text in ("Attempt 1", "3f9a61c07e52d84b", "AMD EPYC 7B13, AVX2", "torch 2.13.0+cpu"):
         expect(attempts).to_contain_text(text)
     expect(attempts.get_by_text("ba891046e6505d7a")).to_be_visible()

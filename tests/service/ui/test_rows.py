@@ -1,4 +1,4 @@
-"""The table of the least usual rows on the page of an experiment."""
+"""The table of rows on the page of an experiment, and the tabs below its result."""
 
 import hashlib
 from pathlib import Path
@@ -24,7 +24,7 @@ row,id,seed,values,log_likelihood,p_value,unusual_columns
 """
 
 
-def test_the_least_usual_rows_are_shown_with_ids_and_columns(
+def test_rows_are_shown_with_ids_and_columns_the_least_usual_first(
     page: Page, lab: BrowsedLab, tmp_path: Path
 ) -> None:
     fitted = succeeded(lab.database, "fitted for rows")
@@ -45,11 +45,25 @@ def test_the_least_usual_rows_are_shown_with_ids_and_columns(
         session.add(Artifact(experiment_id=claim.experiment_id, **kept))
     end(lab.database, claim, Status.SUCCEEDED)
     page.goto(lab.url(f"/experiments/{claim.experiment_id}"))
-    table = page.get_by_role("region", name="Table of the least usual rows")
+    table = page.get_by_role("region", name="Table of rows")
     expect(table.locator("thead th")).to_have_text(
-        ["Row", "id", "Values", "Log-likelihood", "p-value", "Unusual columns"]
+        ["Row", "id", "p-value ▲", "Unusual columns", "Log-likelihood", "Values"]
     )
     expect(table.locator("tbody tr").nth(0).locator("td")).to_have_text(
-        ["1", "<i>s</i>, 1", "6", "−30.25", "1e−9", "b +4.2; c -3.1; a +0.1"]
+        ["1", "<i>s</i>, 1", "1e−9", "b +4.2; c −3.1; a +0.1", "−30.25", "6"]
     )
-    expect(table.locator("tbody tr td:first-child")).to_have_text(["1", "2", "0"])
+    numbers = table.locator("tbody tr td:first-child")
+    expect(numbers).to_have_text(["1", "2", "0"])
+    table.get_by_role("button", name="Row", exact=True).click()
+    expect(numbers).to_have_text(["0", "1", "2"])
+    tabs = page.get_by_role("tablist").get_by_role("tab")
+    expect(tabs).to_have_text(["Results", "Spec", "What ran where", "What happened"])
+    tabs.first.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Spec")).to_be_focused()
+    page.wait_for_url("**?tab=spec")
+    panel = page.get_by_role("tabpanel", name="Spec")
+    expect(panel).to_contain_text("upload · unusual.csv · columns a, b, c, d, e, f · rows 3")
+    expect(panel).to_contain_text("experiment fitted for rows")
+    expect(panel.locator("dl")).not_to_contain_text("max_masks")  # no target error uses it
+    page.reload()
+    expect(panel).to_be_visible()

@@ -10,7 +10,7 @@ import { dateTime, duration, titleOf } from "../format.js";
 import { History } from "../history.js";
 import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
-import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
+import { Loading, Missing, Progress, Scroll, Status, Tabs, Tags, When } from "../parts.js";
 import { readersOf } from "../projects.js";
 import { Result } from "../result.js";
 import { UnusualRows } from "../rows.js";
@@ -18,6 +18,7 @@ import { SpecCopies, SpecSummary } from "../spec.js";
 import { Texts } from "../texts.js";
 
 const MAX_POINTS = 1_000_000;
+const MAX_LINKS = 5;
 
 function Standing({ experiment }) {
   const { queue, desired_state: desired, status } = experiment;
@@ -53,6 +54,12 @@ function Warnings({ experiment }) {
   </section>`;
 }
 
+/** A link to an experiment by its title, or by the end of its id if one may not read it. */
+function Link({ id }) {
+  const { data } = useLive(() => get(`/v1/experiments/${id}`), [id], () => true);
+  return html`<a href=${`/experiments/${id}`}>${data ? titleOf(data) : id.slice(-6)}</a>`;
+}
+
 function Facts({ experiment }) {
   const { started_at: started, finished_at: finished } = experiment;
   const ran = started && finished && duration((Date.parse(finished) - Date.parse(started)) / 1000);
@@ -69,8 +76,8 @@ function Facts({ experiment }) {
     ["Visible to", readersOf(experiment)],
     ["Pinned", experiment.pinned && "yes"],
     ["Sweep", experiment.sweep && html`<a href=${`/sweeps/${experiment.sweep}`}>the sweep it is a point of</a>`],
-    ["Retry of", experiment.retry_of && html`<a href=${`/experiments/${experiment.retry_of}`}>an earlier one</a>`],
-    ["After", experiment.after.length > 0 && experiment.after.map((id) => html`<a href=${`/experiments/${id}`}>${id.slice(-6)}</a> `)],
+    ["Retry of", experiment.retry_of && html`<${Link} id=${experiment.retry_of} />`],
+    ["After", experiment.after.length > 0 && experiment.after.slice(0, MAX_LINKS).map((id) => html`<div key=${id}><${Link} id=${id} /></div>`)],
     ["Id", html`<span class="mono">${experiment.id}</span>`],
   ];
   return html`<dl class="facts">
@@ -125,14 +132,32 @@ function Downloads({ id, ended, hasCurves }) {
 
 function Spec({ experiment }) {
   return html`<section class="card stack">
-    <div class="row spread">
-      <h2>Spec</h2>
-      <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a></div>
-    </div>
     <${SpecSummary} spec=${experiment.spec} />
     <details><summary>As JSON</summary><pre tabindex="0">${JSON.stringify(experiment.spec, null, 2)}</pre></details>
-    <${SpecCopies} spec=${experiment.spec} />
+    <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a><${SpecCopies} spec=${experiment.spec} /></div>
   </section>`;
+}
+
+function Results({ experiment, curves }) {
+  return html`<${Texts} experiment=${experiment} />
+    <${UnusualRows} experiment=${experiment} />
+    ${curves && !experiment.spec.evaluate?.texts && html`<${Curves} experiment=${experiment} curves=${curves} />`}
+    ${experiment.metrics.length > 0 && html`<section class="card flush">
+      <h2>Metrics</h2>
+      <${Scroll} label="Metrics"><${MetricTable} experiment=${experiment} /><//>
+    </section>`}`;
+}
+
+/** A run that ended early and without any result begins with what happened. */
+function tabsOf(experiment, curves) {
+  const hasEndedEarly = experiment.terminal && experiment.status !== "succeeded";
+  const hasNothing = hasEndedEarly && curves && !curves.series.length && !experiment.metrics.length;
+  return [
+    ...(hasNothing ? [["history", "What happened"]] : [["results", "Results"]]),
+    ["spec", "Spec"],
+    ...(experiment.attempts.length ? [["where", "What ran where"]] : []),
+    ...(hasNothing ? [] : [["history", "What happened"]]),
+  ];
 }
 
 export default function Experiment({ me }) {
@@ -144,6 +169,7 @@ export default function Experiment({ me }) {
   if (!one.data) return html`<${Loading} />`;
   const experiment = one.data;
   document.title = `${titleOf(experiment)} · MPT Lab`;
+  const tabs = tabsOf(experiment, curves.data);
   return html`<div class="stack">
     <div class="row spread">
       <div class="grow">
@@ -156,20 +182,14 @@ export default function Experiment({ me }) {
     <${Warnings} experiment=${experiment} />
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
     <${Result} summary=${experiment.summary} />
-    <div class="columns three">
+    <div class=${`columns three${experiment.terminal ? " ended" : ""}`}>
       <div class="first"><${Standing} experiment=${experiment} /></div>
-      <div class="main stack">
-        <${Texts} experiment=${experiment} />
-        <${UnusualRows} experiment=${experiment} />
-        ${curves.data && !experiment.spec.evaluate?.texts && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
-        ${experiment.metrics.length > 0 && html`<section class="card flush">
-          <h2>Metrics</h2>
-          <${Scroll} label="Metrics"><${MetricTable} experiment=${experiment} /><//>
-        </section>`}
-        <${Spec} experiment=${experiment} />
-        <${Attempts} experiment=${experiment} />
-        <${History} id=${id} />
-      </div>
+      <div class="main"><${Tabs} label="Parts of the experiment" tabs=${tabs}>${(tab) => ({
+        results: () => html`<${Results} experiment=${experiment} curves=${curves.data} />`,
+        spec: () => html`<${Spec} experiment=${experiment} />`,
+        where: () => html`<${Attempts} experiment=${experiment} />`,
+        history: () => html`<${History} id=${id} />`,
+      })[tab]()}<//></div>
       <div class="last stack">
         <${Downloads} id=${id} ended=${experiment.terminal} hasCurves=${curves.data?.series.length > 0} />
         <${Artifacts} experiment=${experiment} />

@@ -1,10 +1,10 @@
-// The table of the least usual rows, from rows.csv.
+// The table of rows, from rows.csv.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
-const { hasRows, leastUsual, recordsOf } = await import("../../../../service/ui/static/rows.js");
+const { byUnusualness, hasRows, recordsOf } = await import("../../../../service/ui/static/rows.js");
 
 test("a CSV file has quoted cells with commas, quotes and line ends", () => {
   assert.deepEqual(recordsOf('a,b\n"x, ""y""",\n"1\n2",3'), [["a", "b"], ['x, "y"', ""], ["1\n2", "3"]]);
@@ -21,18 +21,17 @@ const FILE = [
 ].join("\n");
 
 test("the least usual rows come first, with their ids", () => {
-  const { ids, rows, total } = leastUsual(FILE, 3);
+  const { ids, records } = byUnusualness(FILE);
   assert.deepEqual(ids, ["id", "batch"]);
-  assert.equal(total, 4);
-  assert.deepEqual(rows.map((row) => row.row), ["2", "1", "3"]);
-  assert.equal(rows[1].id, "s,1");
-  assert.equal(rows[1].unusual_columns, "b +4.2; c -3.1; a +0.1");
+  assert.deepEqual(records.map(([row]) => row), ["2", "1", "3", "0"]);
+  assert.equal(records[1][1], "s,1");
+  assert.equal(records[1].at(-1), "b +4.2; c -3.1; a +0.1");
 });
 
 test("a file of an earlier version has neither ids nor columns", () => {
-  const { ids, rows } = leastUsual("row,seed,values,log_likelihood,p_value\n0,4,3,-4.5,0.3\n");
+  const { ids, names, records } = byUnusualness("row,seed,values,log_likelihood,p_value\n0,4,3,-4.5,0.3\n");
   assert.deepEqual(ids, []);
-  assert.equal(rows[0].unusual_columns, undefined);
+  assert.equal(records[0].length, names.length);
 });
 
 test("only runs that scored an upload with the model of another have rows", () => {
