@@ -53,7 +53,8 @@ def _wanted(
         str,
         Query(
             max_length=64,
-            description="Column of numbers to sort by; with a minus before it, highest first.",
+            description="Column of numbers to sort by, such as pll, or pll_per_token; with a minus "
+            "before it, highest first.",
         ),
     ] = "row",
     offset: Annotated[

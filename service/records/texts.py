@@ -35,6 +35,7 @@ MAX_KEPT_BYTES, MAX_KEPT_SMALL_BYTES = 2**28, 2**25
 MAX_KEPT = 1000
 """Maximum number of files with an index that stays in memory, or with a reason why they have none.
 """
+TOKENS, PER_TOKEN = "tokens", "_per_token"
 LARGE = "by_token"
 """Column that is left out unless it is requested."""
 
@@ -91,7 +92,8 @@ class TextsWanted:
     """Request for a page of rows."""
 
     order: str = "row"
-    """Column of numbers, with a minus for the highest first. Rows without a number come last."""
+    """Column of numbers, such as pll, or pll_per_token for its numbers divided by `tokens`;
+    with a minus for the highest first. Rows without a number come last."""
     offset: int = 0
     limit: int = 100
     columns: Sequence[str] = ()
@@ -214,12 +216,16 @@ def _columns(index: Index, wanted: Sequence[str]) -> list[str]:
 def _ordered(index: Index, wanted: TextsWanted) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the wanted rows in order. Rows of equal numbers stay in the order of the table."""
     name = wanted.order.removeprefix("-")
-    if name not in index.numbers:
+    column = name.removesuffix(PER_TOKEN) if TOKENS in index.numbers else name
+    if column not in index.numbers:
         raise invalid([Problem("/query/order", _choice(name, [*index.numbers]))])
     rows = np.arange(len(index))
     if wanted.group is not None:
         rows = index.of_group(wanted.group)
-    values = np.frombuffer(index.numbers[name])[rows]
+    values = np.frombuffer(index.numbers[column])[rows]
+    if column != name:
+        tokens = np.frombuffer(index.numbers[TOKENS])[rows]
+        values = np.divide(values, tokens, where=tokens > 0, out=np.full(len(rows), np.nan))
     return rows[np.argsort(-values if wanted.order.startswith("-") else values, kind="stable")]
 
 

@@ -10,7 +10,7 @@ const POPULATION = "_population";
 const baseOf = (name) => (name.endsWith(POPULATION) ? name.slice(0, -POPULATION.length) : name);
 
 /** The choice that the error of a metric with `_population` covers: "texts". */
-const chosenOf = ({ covers }) => /^the choice of (.+?) and /.exec(covers)?.[1] ?? "others";
+export const chosenOf = ({ covers }) => /^the choice of (.+?) and /.exec(covers)?.[1] ?? "others";
 
 /**
  * A table of means, each with its seeds: `columns` are `{seed, model, title}`, where the seed `null` stands for the mean over

@@ -4,6 +4,7 @@
 import { html } from "./vendor/preact-htm.js";
 import { number, withError } from "./format.js";
 import { aboutMean } from "./means.js";
+import { chosenOf } from "./metrics.js";
 
 const TONES = { agree: "good-text", differ: "bad-text", unclear: "" };
 
@@ -30,6 +31,17 @@ export function beforeText({ value, std_err: error, before }) {
 export const agreementText = ({ agreement }) =>
   agreement && `${agreement.text}: MPT − LML is ${withError(agreement.value, agreement.std_err)}`;
 
+/** The error of a mean if others had been chosen, such as "± 2.1 over 24 texts"; null without one. */
+export function overText(row, summary) {
+  const isOf = ({ name, labels }) => name === `${row.name}_population` && JSON.stringify(labels) === JSON.stringify(row.labels);
+  const population = summary.find(isOf);
+  if (!population?.std_err || row.value === null) return null;
+  const scored = summary.find(({ name }) => name === "texts_scored");
+  const chosen = chosenOf(population);
+  const error = withError(row.value, population.std_err).split(" ").slice(1).join(" ");
+  return `${error} over ${chosen === "texts" && scored ? `${scored.value} texts` : chosen}`;
+}
+
 export function Result({ summary }) {
   const results = resultsOf(summary);
   if (!results.length) return null;
@@ -39,6 +51,7 @@ export function Result({ summary }) {
       ${row.value === null
         ? html`<div class="small reason">${row.reason ?? "no value"}</div>`
         : html`<div class="amount" title=${aboutMean(row)}>${withError(row.value, row.std_err)} <span class="muted small">${row.unit}</span></div>`}
+      ${overText(row, summary) && html`<div class="small" title="the error of the mean if others of the same kind had been chosen">${overText(row, summary)}</div>`}
       ${row.tokens && html`<div class="small">${tokensText(row)}</div>`}
       ${row.before && html`<div class="small">${beforeText(row)}</div>`}
       ${row.agreement && html`<div class=${`small ${TONES[row.agreement.outcome]}`}>${agreementText(row)}</div>`}

@@ -7,18 +7,20 @@ import { useLive } from "./live.js";
 import { MutationMap } from "./mutation_map.js";
 import { Loading, Problem, Scroll } from "./parts.js";
 import { SortHeader } from "./sorting.js";
-import { Tokens } from "./tokens.js";
+import { Coloured, Legend, Tokens } from "./tokens.js";
 
 const PAGE = 20;
 const CSV_PAGE = 10_000;
 const MAX_SHOWN = 120; // characters of a text in a row; an open row has all
-const START = { order: "row", group: null, offsets: [0] };
+const MAX_COLOURED = 3000; // tokens of a page whose rows are coloured
+const PER_TOKEN = "_per_token";
 
 /** Columns of numbers that a row shows, by the spec's `evaluate.texts` and the names of the table's columns. */
-export function columnsOf({ scores, group_size: size, group_column: groups, label_column: label }, names = []) {
+export function columnsOf({ scores, group_size: size, group_column: groups, label_column: label, wild_type: wildType }, names = []) {
   const hasGroups = Boolean(size ?? groups);
   const counts = ["tokens", ...(names.includes("unknown") ? ["unknown"] : [])]; // tables of earlier versions lack it
-  return { hasGroups, numbers: [...scores, ...(hasGroups ? ["difference"] : []), ...(label ? ["label"] : []), ...counts] };
+  const perToken = wildType || scores[0] === "conditional" ? [] : [`${scores[0]}${PER_TOKEN}`]; // which do not score all tokens
+  return { hasGroups, numbers: [...scores, ...perToken, ...(hasGroups ? ["difference"] : []), ...(label ? ["label"] : []), ...counts] };
 }
 
 /** The other columns, which an open row shows, as names and texts. */
@@ -27,6 +29,15 @@ export function factsOf(row, numbers) {
   return Object.entries(row)
     .filter(([name, value]) => !shown.includes(name) && value !== null)
     .map(([name, value]) => [name, typeof value === "number" ? number(value, 6) : plain(value)]);
+}
+
+/** A row with the score per token, which the table has no column for. */
+export function withPerToken(row, numbers) {
+  const added = numbers.filter((name) => name.endsWith(PER_TOKEN)).map((name) => {
+    const score = row[name.slice(0, -PER_TOKEN.length)] ?? null;
+    return [name, score !== null && row.tokens > 0 ? score / row.tokens : null];
+  });
+  return { ...row, ...Object.fromEntries(added) };
 }
 
 /** How the API's `order` sorts by a column: "asc", "desc" or null. */
@@ -83,7 +94,7 @@ function GroupFilter({ group, onGroup }) {
 }
 
 /** `place` is the query of the page that has only this row. */
-function ByToken({ path, place, text, scores }) {
+function ByToken({ path, place, text, scores, hasLegend }) {
   const url = withQuery(path, { ...place, limit: 1, columns: "by_token" });
   const { data, error } = useLive(() => get(url), [url], () => true);
   const tokens = data?.items[0].by_token;
@@ -97,10 +108,13 @@ function ByToken({ path, place, text, scores }) {
     ${known.length > 1 && html`<div class="chips" role="group" aria-label="Colour by">
       ${known.map((one) => html`<label key=${one}><input type="radio" name=${url} checked=${one === score} onChange=${() => setChosen(one)} />${one}</label>`)}
     </div>`}
-    <${Tokens} key=${score} text=${text} tokens=${tokens} score=${score} />`;
+    <${Tokens} key=${score} text=${text} tokens=${tokens} score=${score} hasLegend=${hasLegend} />`;
 }
 
-function Row({ row, columns, spec, path, place, onGroup }) {
+/** A number of a row with its error, or a score per token to three digits. */
+const written = (row, name) => (name.endsWith(PER_TOKEN) ? number(row[name], 3) : withError(row[name], row[`${name}_std_err`]));
+
+function Row({ row, tokens, columns, spec, path, place, onGroup }) {
   const [open, setOpen] = useState(false);
   const id = `text-${row.row}`;
   const facts = factsOf(row, columns.numbers);
@@ -109,15 +123,33 @@ function Row({ row, columns, spec, path, place, onGroup }) {
     <tr>
       <td class="number muted">${row.row}</td>
       <th scope="row"><button type="button" class="opener" aria-expanded=${open} aria-controls=${open ? id : null} onClick=${() => setOpen(!open)}>
-        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><span>${row.text ? cut(row.text, MAX_SHOWN) : html`<em class="muted">no text</em>`}</span>
+        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><${Beginning} row=${row} tokens=${tokens} scores=${spec.scores} />
       </button></th>
-      ${numbers.map((name) => html`<td key=${name} class="number" title=${row[name] === null ? row.reason : null}>${withError(row[name], row[`${name}_std_err`])}</td>`)}
+      ${numbers.map((name) => html`<td key=${name} class="number" title=${row[name] === null ? row.reason : null}>${written(row, name)}</td>`)}
       ${hasGroups && html`<td>${row.group === null ? DASH : html`<button type="button" class="opener link" title="Show this group" onClick=${() => onGroup(row.group)}>${row.group}</button>`}</td>`}
     </tr>
     ${open && html`<tr class="opened" id=${id}><td colspan=${numbers.length + (hasGroups ? 3 : 2)}><div class="stack">
-      ${spec.per_token ? html`<${ByToken} path=${path} place=${place} text=${row.text} scores=${spec.scores} />` : html`<p class="whole">${row.text}</p>`}
+      ${spec.per_token ? html`<${ByToken} path=${path} place=${place} text=${row.text} scores=${spec.scores} hasLegend=${!tokens} />` : html`<p class="whole">${row.text}</p>`}
       <dl class="facts small">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
     </div></td></tr>`}`;
+}
+
+/** The beginning of a text, its tokens coloured by the first score that they have. */
+function Beginning({ row, tokens, scores }) {
+  if (!row.text) return html`<span><em class="muted">no text</em></span>`;
+  const score = tokens?.length && scores.find((one) => one in tokens[0]);
+  return score ? html`<${Coloured} text=${row.text} tokens=${tokens} score=${score} count=${MAX_SHOWN} />` : html`<span>${cut(row.text, MAX_SHOWN)}</span>`;
+}
+
+/** A page of rows and, if its texts are short enough, their tokens. */
+async function read(path, wanted, spec, url) {
+  const page = await get(url);
+  const numbers = columnsOf(spec, page.columns).numbers;
+  const count = page.items.reduce((total, row) => total + (row.tokens ?? 0), 0);
+  const isColoured = spec.per_token && count <= MAX_COLOURED;
+  const coloured = isColoured ? await get(withQuery(path, { ...wanted, limit: PAGE, columns: "by_token" })) : null;
+  const items = page.items.map((row, i) => ({ row: withPerToken(row, numbers), tokens: coloured?.items[i]?.by_token }));
+  return { ...page, items, wanted, url };
 }
 
 function Pages({ data, view, setView }) {
@@ -133,13 +165,14 @@ function Pages({ data, view, setView }) {
 }
 
 function Table({ id, spec }) {
-  const [view, setView] = useState(START);
+  const start = { order: columnsOf(spec).hasGroups ? "row" : spec.scores[0], group: null, offsets: [0] };
+  const [view, setView] = useState(start);
   const path = `/v1/experiments/${id}/texts`;
   const wanted = { order: view.order, group: view.group, offset: view.offsets.at(-1) };
   const url = withQuery(path, { ...wanted, limit: PAGE });
-  const { data, error } = useLive(async () => ({ ...(await get(url)), wanted, url }), [url], () => true);
+  const { data, error } = useLive(() => read(path, wanted, spec, url), [url], () => true);
   const columns = columnsOf(spec, data?.columns);
-  const onGroup = (group) => setView({ ...START, group });
+  const onGroup = (group) => setView({ ...start, group });
   const headerOf = (name) => ({ order: directionOf(view.order, name), onSort: (next) => setView({ ...view, order: next === "asc" ? name : `-${name}`, offsets: [0] }) });
   return html`<section class="card flush texts" aria-labelledby="texts">
     <div class="row spread bar"><h2 id="texts">Texts</h2><${Csv} path=${path} view=${view} name=${`${id}-texts.csv`} /></div>
@@ -148,14 +181,15 @@ function Table({ id, spec }) {
     ${columns.hasGroups && html`<${GroupFilter} key=${view.group} group=${view.group} onGroup=${onGroup} />`}
     <${Problem} error=${error} />
     ${!data && !error && html`<${Loading} />`}
+    ${data?.items.some(({ tokens }) => tokens) && html`<div class="bar"><${Legend} /></div>`}
     ${data && html`<${Scroll} label="Table of texts"><table>
       <thead><tr>
         <${SortHeader} ...${headerOf("row")} number first="asc">Row<//>
         <th scope="col">Text</th>
-        ${columns.numbers.map((name) => html`<${SortHeader} key=${name} ...${headerOf(name)} number>${name}<//>`)}
+        ${columns.numbers.map((name) => html`<${SortHeader} key=${name} ...${headerOf(name)} number>${name.replace(PER_TOKEN, " per token")}<//>`)}
         ${columns.hasGroups && html`<th scope="col">Group</th>`}
       </tr></thead>
-      <tbody>${data.items.map((row, i) => html`<${Row} key=${`${data.url} ${row.row}`} row=${row} columns=${columns} spec=${spec}
+      <tbody>${data.items.map(({ row, tokens }, i) => html`<${Row} key=${`${data.url} ${row.row}`} row=${row} tokens=${tokens} columns=${columns} spec=${spec}
         path=${path} place=${{ ...data.wanted, offset: data.wanted.offset + i }} onGroup=${onGroup} />`)}</tbody>
     </table><//>
     <${Pages} data=${data} view=${view} setView=${setView} />`}

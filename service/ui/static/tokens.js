@@ -35,6 +35,13 @@ export function piecesOf(text, tokens) {
   return pieces;
 }
 
+/** The first characters of a text, its tokens coloured. */
+export function Coloured({ text, tokens, score, count }) {
+  const isInside = ({ end }) => end <= count;
+  const pieces = piecesOf([...text].slice(0, count).join(""), tokens.filter(isInside));
+  return html`<span>${pieces.map((piece) => (piece.token ? html`<span class=${classOf(piece.token[score])}>${piece.text}</span>` : piece.text))}${[...text].length > count && "…"}</span>`;
+}
+
 /** A token and its score in words: "cat: −1.234 nats". */
 export function labelOf({ text, token }, score) {
   const value = token[score] ?? null;
@@ -49,7 +56,7 @@ export function Legend() {
 }
 
 /** One stop of the Tab key, within which the arrow keys move; a line below shows the active token's number. */
-export function Tokens({ text, tokens, score }) {
+export function Tokens({ text, tokens, score, hasLegend }) {
   const [active, setActive] = useState(0);
   const place = useRef(null);
   const pieces = piecesOf(text, tokens);
@@ -71,5 +78,5 @@ export function Tokens({ text, tokens, score }) {
   return html`
     <div class="tokens" role="group" aria-label=${`Tokens by ${score}`} ref=${place} onKeyDown=${onKeyDown}>${shown}</div>
     <p class="small" aria-hidden="true">${labels[active] ?? DASH}</p>
-    <${Legend} />`;
+    ${hasLegend && html`<${Legend} />`}`;
 }

@@ -23,7 +23,7 @@ ROWS: list[dict[str, Any]] = [
         "row": i,
         "text": text,
         "group": None if i == 2 else str(i // 2),
-        "tokens": None if pll is None else 3,
+        "tokens": None if pll is None else i + 1,
         "pll": pll,
         "by_token": None if pll is None else [{"text": "a", "pll": pll}],
         "reason": "no token" if pll is None else None,
@@ -62,6 +62,8 @@ def test_rows_are_ordered_by_a_number_with_null_last(ask: Ask) -> None:
     assert rows_of(ask(order="pll")) == [5, 0, 3, 1, 4, 2]
     assert rows_of(ask(order="-pll")) == [1, 4, 3, 0, 5, 2]
     assert rows_of(ask(order="-row", limit=2)) == [5, 4]
+    assert rows_of(ask(order="pll_per_token")) == [0, 5, 1, 3, 4, 2]
+    assert rows_of(ask(order="-pll_per_token", group="0")) == [1, 0]
 
 
 def test_pages_follow_each_other(ask: Ask) -> None:

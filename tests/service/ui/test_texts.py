@@ -84,12 +84,24 @@ def test_a_table_that_is_too_long_has_no_map(page: Page, lab: BrowsedLab) -> Non
 
 def test_a_score_sorts_all_pages(section: Locator) -> None:
     expect(section.locator("thead th")).to_have_text(
-        ["Row ▲", "Text", "pll", "pll_word_l2r", "cumulative", "difference", "tokens", "Group"]
+        [
+            "Row ▲",
+            "Text",
+            "pll",
+            "pll_word_l2r",
+            "cumulative",
+            "pll per token",
+            "difference",
+            "tokens",
+            "Group",
+        ]
     )
     expect(rows_of(section)).to_have_count(20)
-    shown = ["0", PAIRS[0], "−16.5", "−17.5", "−16.377 ± 0.040", "0", "11", "pair 0"]
+    shown = ["0", PAIRS[0], "−16.5", "−17.5", "−16.377 ± 0.040", "−1.5", "0", "11", "pair 0"]
     cells = rows_of(section).first.locator("td, th")
     expect(cells).to_have_text([containing(one) for one in shown])
+    last = rows_of(section).first.locator(".token").last
+    expect(last).to_have_class("token step-3")  # coloured without opening the text
     sort_by(section, "pll")
     order = sorted(ROWS, key=lambda row: -math.inf if row["pll"] is None else row["pll"])[::-1]
     first = section.locator("tbody tr:has(> th) td:first-child")
@@ -167,7 +179,7 @@ def test_a_text_is_only_text_and_cut_in_its_row(section: Locator) -> None:
     long.click()
     expect(section.locator("tr.opened .tokens").last).to_have_text(LONG.strip())
     without = rows_of(section).last
-    expect(without.locator("td")).to_have_text(["32", "–", "–", "–", "–", "–", "–"])
+    expect(without.locator("td")).to_have_text(["32", "–", "–", "–", "–", "–", "–", "–"])
     expect(without.locator("td").nth(1)).to_have_attribute("title", "no token can be masked")
     without.get_by_role("button").click()
     expect(section.locator("tr.opened").last).to_contain_text("reasonno token can be masked")
@@ -266,8 +278,8 @@ def test_a_run_of_a_worker_is_shown(browser: Browser, scored: tuple[BrowsedLab, 
         expect(rows_of(section).locator("th")).to_have_text(
             [containing(row["text"]) for row in lowest]
         )
-        expect(section.locator("thead th").nth(6)).to_have_text("unknown")
-        expect(rows_of(section).locator("td:nth-child(7)")).to_have_text(
+        expect(section.locator("thead th").nth(7)).to_have_text("unknown")
+        expect(rows_of(section).locator("td:nth-child(8)")).to_have_text(
             [str(row["unknown"]) for row in lowest]
         )
         cells = rows_of(section).first.locator("td")
@@ -276,7 +288,7 @@ def test_a_run_of_a_worker_is_shown(browser: Browser, scored: tuple[BrowsedLab, 
         section.get_by_role("button", name="1", exact=True).first.click()
         expect(rows_of(section).locator("th")).to_have_text([containing(one) for one in LINES[2:]])
         difference = with_error(rows[3]["difference"], rows[3]["difference_std_err"])
-        expect(rows_of(section).nth(1).locator("td").nth(3)).to_have_text(difference)
+        expect(rows_of(section).nth(1).locator("td").nth(4)).to_have_text(difference)
         tokens = open_row(section, LINES[3]).locator(".token[role=img]")
         expect(tokens).to_have_text(LINES[3].split())
         titles = tokens.evaluate_all("all => all.map((one) => one.title)")

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { agreementText, beforeText, resultsOf, tokensText } from "../../../../service/ui/static/result.js";
+import { agreementText, beforeText, overText, resultsOf, tokensText } from "../../../../service/ui/static/result.js";
 import { sorted } from "../../../../service/ui/static/sorting.js";
 
 test("the results are the rows of a summary that have a label", () => {
@@ -34,4 +34,12 @@ test("rows are sorted by numbers or words, with missing values last", () => {
   assert.deepEqual(by("asc"), [-1, 9, 10, null]);
   assert.deepEqual(by("desc"), [10, 9, -1, null]);
   assert.deepEqual(sorted(["b", "a"], (one) => one, "asc"), ["a", "b"]);
+});
+
+test("a mean over texts has the error over their choice", () => {
+  const row = { name: "pll", labels: { seed: 0 }, value: -6.309 };
+  const population = { ...row, name: "pll_population", std_err: 2.1, covers: "the choice of texts and the model's error" };
+  const scored = { name: "texts_scored", labels: { seed: 0 }, value: 24 };
+  assert.equal(overText(row, [row, population, scored]), "± 2.1 over 24 texts");
+  assert.equal(overText(row, [row, { ...population, labels: { seed: 4 } }]), null);
 });

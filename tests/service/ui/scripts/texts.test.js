@@ -6,7 +6,7 @@ import { cut } from "../../../../service/ui/static/format.js";
 import { labelOf, piecesOf, stepOf } from "../../../../service/ui/static/tokens.js";
 
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
-const { columnsOf, directionOf, factsOf } = await import("../../../../service/ui/static/texts.js");
+const { columnsOf, directionOf, factsOf, withPerToken } = await import("../../../../service/ui/static/texts.js");
 
 const token = (text, start, end, pll = -1) => ({ text, start, end, pll });
 const textsOf = (text, tokens) => piecesOf(text, tokens).map((piece) => (piece.token ? [piece.text] : piece.text));
@@ -40,14 +40,20 @@ test("a token is named with its score", () => {
 });
 
 test("columns are the scores, and what the spec adds", () => {
-  assert.deepEqual(columnsOf({ scores: ["pll"] }), { hasGroups: false, numbers: ["pll", "tokens"] });
+  assert.deepEqual(columnsOf({ scores: ["pll"] }), { hasGroups: false, numbers: ["pll", "pll_per_token", "tokens"] });
   const none = { group_size: null, group_column: null, label_column: null };
-  assert.deepEqual(columnsOf({ scores: ["pll", "cumulative"], ...none, group_size: 2 }), { hasGroups: true, numbers: ["pll", "cumulative", "difference", "tokens"] });
-  assert.deepEqual(columnsOf({ scores: ["pll"], ...none, group_column: "pair", label_column: "ok" }).numbers, ["pll", "difference", "label", "tokens"]);
+  assert.deepEqual(columnsOf({ scores: ["pll", "cumulative"], ...none, group_size: 2 }), { hasGroups: true, numbers: ["pll", "cumulative", "pll_per_token", "difference", "tokens"] });
+  assert.deepEqual(columnsOf({ scores: ["pll"], ...none, group_column: "pair", label_column: "ok" }).numbers, ["pll", "pll_per_token", "difference", "label", "tokens"]);
+});
+
+test("a score per token is of all tokens of a text, so changes of a sequence have none", () => {
+  assert.equal(withPerToken({ pll: -6, tokens: 3 }, ["pll", "pll_per_token"]).pll_per_token, -2);
+  assert.equal(withPerToken({ pll: null, tokens: null }, ["pll_per_token"]).pll_per_token, null);
+  assert.deepEqual(columnsOf({ scores: ["masked_marginal"], wild_type: "MK" }).numbers, ["masked_marginal", "tokens"]);
 });
 
 test("unknown tokens have a column where the table counts them", () => {
-  assert.deepEqual(columnsOf({ scores: ["pll"] }, ["row", "text", "unknown", "pll"]).numbers, ["pll", "tokens", "unknown"]);
+  assert.deepEqual(columnsOf({ scores: ["pll"] }, ["row", "text", "unknown", "pll"]).numbers, ["pll", "pll_per_token", "tokens", "unknown"]);
 });
 
 test("an open row has the other columns", () => {
