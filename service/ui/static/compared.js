@@ -1,13 +1,17 @@
 // Several experiments side by side: the fields in which their specs differ, their colours, the best of them.
 
-import { distinctTitles, plain } from "./format.js";
+import { distinctTitles, leaves, plain } from "./format.js";
 import { isInterim, meansOf } from "./means.js";
 
 const ALIKE_ERRORS = 2;
 
-/** A row for each experiment: `{experiment, index, title, fields, means}`, the fields of its spec that differ, by path, and its means by key. */
-export function rowsOf(experiments) {
-  const columns = differing(experiments.map(({ spec }) => spec));
+/**
+ * A row for each experiment: `{experiment, index, title, fields, means}`, the fields of its spec that differ, or all that
+ * any of them sets, by path, and its means by key. `names` are those of ids in specs.
+ */
+export function rowsOf(experiments, { all = false, names = new Map() } = {}) {
+  const specs = experiments.map(({ spec }) => withNames(spec, names));
+  const columns = all ? everyField(specs) : new Map([...differing(specs)].filter(([, values]) => values.some(isSet)));
   const titles = distinctTitles(experiments);
   return experiments.map((experiment, index) => ({
     experiment,
@@ -16,6 +20,28 @@ export function rowsOf(experiments) {
     fields: new Map([...columns].map(([path, values]) => [path, values[index]])),
     means: new Map(meansOf(experiment).map((mean) => [mean.key, mean])),
   }));
+}
+
+const NAMED = [["data", "dataset"], ["model", "experiment"]]; // fields of ids
+
+/** The ids of data sets and experiments that specs name, once each: `[{kind, id}]`. */
+export function idsIn(experiments) {
+  const ids = NAMED.flatMap(([part, kind]) => experiments.map(({ spec }) => spec[part]?.[kind]).filter(Boolean).map((id) => [id, { kind, id }]));
+  return [...new Map(ids).values()];
+}
+
+function withNames(spec, names) {
+  const parts = NAMED.filter(([part, kind]) => names.has(spec[part]?.[kind]));
+  return { ...spec, ...Object.fromEntries(parts.map(([part, kind]) => [part, { ...spec[part], [kind]: names.get(spec[part][kind]) }])) };
+}
+
+const isSet = (value) => value !== undefined && value !== null && value !== false;
+
+/** The values of each field that one of the specs sets, by its path. */
+function everyField(specs) {
+  const fields = specs.map((spec) => new Map(leaves(spec)));
+  const paths = [...new Set(fields.flatMap((one) => [...one.keys()]))];
+  return new Map(paths.map((path) => [path, fields.map((one) => one.get(path))]).filter(([, values]) => values.some(isSet)));
 }
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);

@@ -146,6 +146,16 @@ def test_two_experiments_are_compared_by_their_different_fields(
     runs.get_by_role("button", name="model.latent_dim").click()
     runs.get_by_role("button", name="model.latent_dim").click()
     expect(rows).to_have_text(cells[::-1])
+    headers = runs.get_by_role("columnheader").get_by_role("button")
+    page.get_by_role("switch", name="Only what differs").uncheck()
+    expect(headers.filter(has_text="design")).to_have_count(1)  # the same in both
+    page.set_viewport_size(PHONE)
+    rows.first.scroll_into_view_if_needed()
+    runs.evaluate("one => one.scrollTo(one.scrollWidth, 0)")
+    expect(rows.first.get_by_role("link")).to_be_in_viewport(ratio=1)  # the first column stays
+    page.set_viewport_size(DESK)
+    page.get_by_role("switch", name="Only what differs").check()
+    expect(headers).to_have_count(5)
     page.goto(lab.url(f"/compare?ids={lab.ids['succeeded 3']},{lab.ids['succeeded 1']}"))
     swatch = rows.first.locator(".swatch")
     expect(swatch).to_have_attribute("style", containing("rgb"))

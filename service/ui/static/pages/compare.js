@@ -1,9 +1,9 @@
 // Several experiments: their curves on one chart, where their specs differ, and their metrics.
 
 import { html, useMemo, useState } from "../vendor/preact-htm.js";
-import { post } from "../api.js";
+import { Refused, get, post } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
-import { bestOf, coloursBy, differentData, fieldText, metricsOf, rowsOf, shortNames } from "../compared.js";
+import { bestOf, coloursBy, differentData, fieldText, idsIn, metricsOf, rowsOf, shortNames } from "../compared.js";
 import { chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
 import { cut, labelText, withError } from "../format.js";
 import { useLive } from "../live.js";
@@ -83,8 +83,12 @@ function sortedBy(row, [kind, name]) {
   return kind === "name" ? row.title : row.fields.get(name);
 }
 
-/** A row for each run: where its spec differs from the others', then its metrics. */
-function Runs({ rows, paths, colours }) {
+const MAX_PATHS = 4; // of a sentence
+
+const listed = (paths) => [...paths.slice(0, MAX_PATHS), ...(paths.length > MAX_PATHS ? [`${paths.length - MAX_PATHS} more fields`] : [])].join(", ");
+
+/** A row for each run: where its spec differs from the others', or all of it, then its metrics. */
+function Runs({ rows, paths, colours, all, setAll }) {
   const metrics = metricsOf(rows);
   const columns = new Map(
     [["name"], ["status"], ...paths.map((path) => ["field", path]), ...metrics.map(({ key }) => ["metric", key])].map((one) => [one.join(" "), one]),
@@ -96,11 +100,12 @@ function Runs({ rows, paths, colours }) {
   const isAnyBest = [...best.values()].some((one) => one.size > 0);
   const different = differentData(rows.map(({ experiment }) => experiment));
   return html`<section class="card flush">
-    <h2>Runs</h2>
-    <p class="bar muted small">On the left are the settings that differ. Values are means over seeds ± standard error (×5: five seeds).
+    <div class="bar row spread"><h2>Runs</h2>
+      <label class="row"><input type="checkbox" role="switch" checked=${!all} onChange=${(event) => setAll(!event.target.checked)} />Only what differs</label></div>
+    <p class="bar muted small">On the left are the settings. Values are means over seeds ± standard error (×5: five seeds).
       ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed.`}${
       isAnyBest && " Bold is the best, and what is within two standard errors of it."}</p>
-    ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${different.join(", ")}): their metrics do not tell which model is better.</p>`}
+    ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${listed(different)}): their metrics do not tell which model is better.</p>`}
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>
         <${SortHeader} ...${headerOf("name")}>Run<//>
@@ -135,9 +140,29 @@ function Compared({ ids }) {
   return html`<${Shown} ...${data} />`;
 }
 
+/** What ids stand for: file names of data sets, titles of experiments; ids of what one may not read stay. */
+async function namesOf(ids) {
+  const named = ids.map(async ({ kind, id }) => {
+    try {
+      const found = await get(`/v1/${kind}s/${id}`);
+      return [id, kind === "dataset" ? found.name : found.title];
+    } catch (error) {
+      if (error instanceof Refused) return [id, id];
+      throw error;
+    }
+  });
+  const found = await Promise.all(named);
+  const isAlone = (name) => found.filter(([, other]) => other === name).length === 1;
+  return new Map(found.map(([id, name]) => [id, isAlone(name) ? name : `${name} · ${id.slice(-6)}`]));
+}
+
 function Shown({ experiments, curves }) {
   const [by, setBy] = useState("");
-  const rows = useMemo(() => rowsOf(experiments), [experiments]);
+  const [all, setAll] = useState(false);
+  const ids = idsIn(experiments);
+  const { data: names } = useLive(() => namesOf(ids), [ids.map(({ id }) => id).join()], () => true);
+  const rows = useMemo(() => rowsOf(experiments, { names: names ?? undefined }), [experiments, names]);
+  const shown = useMemo(() => (all ? rowsOf(experiments, { all, names: names ?? undefined }) : rows), [rows, all]);
   const paths = [...rows[0].fields.keys()];
   const colours = coloursBy(rows, by);
   return html`<div class="stack">
@@ -146,6 +171,6 @@ function Shown({ experiments, curves }) {
       ${paths.length > 0 && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
     </div>
     <${Charts} experiments=${experiments} rows=${rows} curves=${curves} colours=${colours} />
-    <${Runs} rows=${rows} paths=${paths} colours=${colours} />
+    <${Runs} rows=${shown} paths=${[...shown[0].fields.keys()]} colours=${colours} all=${all} setAll=${setAll} />
   </div>`;
 }

@@ -69,3 +69,12 @@ test("nothing is best among different data, and the fields that differ are named
   const ofSeed = (seeds) => ({ data: { source: "ppca", seed: "run" }, seeds });
   assert.deepEqual(different(ofSeed([1]), ofSeed([2])), ["seeds"]); // each seed draws its own data
 });
+
+test("ids have names, and all fields that any run sets can be shown", () => {
+  const runs = [run({ data: { dataset: "1a", n: 3 }, model: { k: 1, init: null } }), run({ data: { dataset: "2b", n: 3 }, model: { k: 2, init: null } })];
+  const names = new Map([["1a", "mine.csv"]]);
+  assert.deepEqual(compared.idsIn(runs), [{ kind: "dataset", id: "1a" }, { kind: "dataset", id: "2b" }]);
+  assert.deepEqual([...compared.rowsOf(runs, { names })[0].fields], [["data.dataset", "mine.csv"], ["model.k", 1]]);
+  assert.deepEqual([...compared.rowsOf(runs, { names, all: true })[1].fields], [["data.dataset", "2b"], ["data.n", 3], ["model.k", 2]]);
+  assert.deepEqual([...rowsOf({ data: { array: null } }, { data: {} })[0].fields], []); // neither sets it
+});
