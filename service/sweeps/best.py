@@ -96,8 +96,8 @@ def smallest_as_good(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> 
 def conclusion(
     sweep: Sweep, rows: Sequence[Row], points: Sequence[Row], spec: Mapping[str, Any]
 ) -> Row:
-    """Return `best` and `notes` of a table. `rows` are its points, or the pooled ones if seeds are
-    swept; `spec` is that of a point."""
+    """Return `best`, `notes` and `extension` of a table. `rows` are its points, or the pooled ones
+    if seeds are swept; `spec` is that of a point."""
     swept = deciding(sweep.fields)
     notes = []
     best = best_of(rows) if swept else None
@@ -106,15 +106,16 @@ def conclusion(
     if value_at(spec, "data.seed") == "run" and not _have_same_seeds(points):
         different.append(SEEDS)
     fields = [group[0] for group in varying(rows, swept)] or swept
-    smallest = None
+    smallest = extension = None
     if best is not None and different:
         best = None
         notes.append(f"No row is the best, because the data differ: {', '.join(different)}")
     elif best is not None:
         smallest = smallest_as_good(best, rows, fields)
         notes += _sentences(best, smallest, rows, fields)
-        if best.metric.endswith("_heldout") and (edge := _edge(sweep, best, rows, points, spec)):
-            notes.append(edge)
+        if best.metric.endswith("_heldout") and (more := _beyond(best, rows, spec)):
+            extension = _extension(sweep, points, more)
+            notes.append(_edge(sweep, rows[best.row]["fields"][SIZE], more, extension))
     if (sweep.spec.get("data") or {}).get("standardize"):
         notes.append(STANDARDIZED)
     shown = best and {
@@ -123,7 +124,7 @@ def conclusion(
         "smallest": smallest,
         "fields": fields,
     }
-    return {"best": shown, "notes": notes}
+    return {"best": shown, "notes": notes, "extension": extension}
 
 
 def _have_same_seeds(points: Sequence[Row]) -> bool:
@@ -158,57 +159,52 @@ def _sentences(
     return sentences
 
 
-def _edge(
-    sweep: Sweep,
-    best: Best,
-    rows: Sequence[Row],
-    points: Sequence[Row],
-    spec: Mapping[str, Any],
-) -> str | None:
-    """Return a sentence if the best latent dimension is the first or last of several, with the
-    command that extends the sweep. None if no further value is possible."""
+def _beyond(best: Best, rows: Sequence[Row], spec: Mapping[str, Any]) -> range:
+    """Return further latent dimensions if the best is the first or last of several, ascending.
+    Empty if no further value is possible."""
     sizes = sorted({row["fields"].get(SIZE) for row in rows} - {None})
     if len(sizes) < 2:
-        return None
+        return range(0)
     size = rows[best.row]["fields"][SIZE]
-    more: range
     if size == sizes[-1]:
         step, last = size - sizes[-2], 2 * size
         dim = value_at(spec, "data.dim")
         if value_at(spec, "model.family") in BELOW_DIM and dim is not None:
             last = min(last, dim - 1)
-        more, place = range(size + step, last + 1, step), "last"
-    elif size == sizes[0]:
+        return range(size + step, last + 1, step)
+    if size == sizes[0]:
         step = sizes[1] - size
-        more, place = range(size % step or step, size, step), "first"
-    else:
-        return None
-    if not more:
-        return None
-    text = f"K = {size} is the {place} value: extend to {more[-1] if place == 'last' else more[0]}"
-    command = _command(sweep, points, more)
-    return f"{text}: {command}" if command else text
+        return range(size % step or step, size, step)
+    return range(0)
 
 
-def _command(sweep: Sweep, points: Sequence[Row], sizes: range) -> str | None:
-    """Return the command that adds points with more latent dimensions. None if the points are no
-    grid."""
+def _edge(sweep: Sweep, size: int, more: range, extension: Mapping[str, list[Any]] | None) -> str:
+    """Return a sentence about the best latent dimension, the first or last, with the command that
+    extends the sweep."""
+    place, end = ("last", more[-1]) if more[0] > size else ("first", more[0])
+    text = f"K = {size} is the {place} value: extend to {end}"
+    if extension is None:
+        return text
+    words = ["mpt", "extend", sweep.id]
+    for path, values in extension.items():
+        if path != SIZE:
+            words += ["--over", f"{path}={json.dumps(values, separators=(',', ':'))}"]
+        elif more.step == 1:
+            words += ["--over", f"{path}={more[0]}..{more[-1]}"]
+        else:
+            words += ["--over", f"{path}={','.join(map(str, more))}"]
+    return f"{text}: {shlex.join(words)}"
+
+
+def _extension(sweep: Sweep, points: Sequence[Row], sizes: range) -> dict[str, list[Any]] | None:
+    """Return the grid of points with more latent dimensions. None if the points are no grid."""
     grid: dict[str, list[Any]] = {}
     for path in sweep.fields:
         by_text = {json.dumps(row["fields"].get(path)): row["fields"].get(path) for row in points}
         grid[path] = [*by_text.values()]
     if len(points) != math.prod(map(len, grid.values())):
         return None
-    words = ["mpt", "extend", sweep.id]
-    for path, values in grid.items():
-        if path != SIZE:
-            text = json.dumps(values, separators=(",", ":"))
-        elif sizes.step == 1:
-            text = f"{sizes[0]}..{sizes[-1]}"
-        else:
-            text = ",".join(map(str, sizes))
-        words += ["--over", f"{path}={text}"]
-    return shlex.join(words)
+    return grid | {SIZE: [*sizes]}
 
 
 def _cell(row: Row, metric: str) -> Row:

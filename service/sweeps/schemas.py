@@ -208,6 +208,10 @@ class Table(ResponseModel):
     best: BestRow | None
     """The best row. null: fewer than two values, only the measurement is swept, or the data differ
     (see `notes`)."""
+    extension: dict[str, list[Any]] | None
+    """Grid of points that extends the sweep if the best latent dimension is its first or last
+    value: send it as `grid` to `POST /v1/sweeps/{sweep_id}/points`. null: it is neither, or the
+    points are no grid."""
     notes: list[str]
     """Sentences about the best row and those as good, for people: the first names the best, if
     there is one."""

@@ -1,6 +1,7 @@
 """The pages of the dashboard and the files they load. No page contains data."""
 
 import hashlib
+import json
 import posixpath
 import re
 from http import HTTPStatus
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from mptcore.protocol.metrics import RESULTS, WITHOUT_UNIT
 from service.accounts.sign_in_routes import SIGN_IN_PAGE
 from service.experiments.filters.fields import FAMILIES
 from service.refusals import ApiError
@@ -85,6 +87,12 @@ SCRIPTS = {
 """Scripts of each page."""
 
 
+HEADINGS = {
+    name: (label, None if name in WITHOUT_UNIT else "nats") for name, label in RESULTS.items()
+}
+"""Heading and unit of each metric that is a result."""
+
+
 def _page(request: Request) -> HTMLResponse:
     name, title = PAGES[request.scope["route"].path]
     issuer = request.app.state.settings.oidc_issuer
@@ -98,6 +106,7 @@ def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
     text = _templates.get_template(template).render(
         statuses=" ".join(Status),
         families=" ".join(FAMILIES),
+        results=json.dumps(HEADINGS),
         links=NAVIGATION,
         here=request.url.path,
         files=f"/static/{EDITION}",

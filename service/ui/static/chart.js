@@ -158,6 +158,8 @@ function usePlot(props) {
     const make = () => {
       plot.current?.destroy();
       plot.current = new window.uPlot(optionsOf(props, width()), dataOf(series, lines), place.current);
+      const legend = place.current.querySelector(".u-legend");
+      if (legend.scrollHeight > legend.clientHeight) legend.tabIndex = 0; // it scrolls by the keyboard too
     };
     make();
     const observer = new ResizeObserver(() => {

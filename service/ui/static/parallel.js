@@ -3,6 +3,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { cut, number, plain } from "./format.js";
+import { fieldName, metricName } from "./names.js";
 
 const HEIGHT = 300;
 const TOP = 34;
@@ -13,7 +14,7 @@ const FEW_TICKS = 8;
 const LOG_FROM = 50; // times the least value is the greatest, on a logarithmic axis
 const MAX_LINES = 1000;
 const LINE_PX = 15; // height of a tick's number
-const NAME_CHARACTERS = 17; // of an axis' name, between two axes
+const CHARACTER_PX = 10; // of an axis' name, between two axes
 
 /** Where values stand on an axis, from 0 below to 1 above, and what is written there. */
 export function axisOf(name, values) {
@@ -54,11 +55,14 @@ export function apart({ ticks, at }) {
 const written = (value) => (typeof value === "number" ? number(value) : value);
 const y = (share) => BOTTOM - share * (BOTTOM - TOP);
 
-function Axis({ axis, x, isFirst }) {
+const nameOf = (name) => (name.includes(".") ? fieldName(name) : metricName(name));
+
+function Axis({ axis, x, isFirst, isLast, gap }) {
   const beside = isFirst ? { x: x - 6, "text-anchor": "end" } : { x: x + 6 };
+  const named = isFirst ? { x: 0, "text-anchor": "start" } : isLast ? { x: x + SIDE, "text-anchor": "end" } : { x, "text-anchor": "middle" };
   return html`<g>
     <path d=${`M${x} ${TOP}V${BOTTOM}`} class="axis" />
-    <text x=${x} y="14" text-anchor="middle" class="axis-name">${cut(axis.name.split(".").pop(), NAME_CHARACTERS)}<title>${axis.name}</title></text>
+    <text ...${named} y="14" class="axis-name">${cut(nameOf(axis.name), Math.floor(gap / CHARACTER_PX))}<title>${nameOf(axis.name)}</title></text>
     ${apart(axis).map((one) => html`<text ...${beside} y=${y(axis.at(one)) + (isFirst ? 4 : -5)}>${written(one)}</text>`)}
   </g>`;
 }
@@ -73,14 +77,14 @@ export function Parallel({ rows: all, fields, metric }) {
   const x = (i) => SIDE + (i * (whole - 2 * SIDE)) / fields.length;
   const line = (row) => axes.map((axis, i) => `${i ? "L" : "M"}${x(i)} ${y(axis.at(valueOf(row, axis.name))).toFixed(1)}`).join("");
   const colour = (row) => `color-mix(in oklab, var(--series-2) ${Math.round(100 * last.at(row.metrics[metric].value))}%, var(--series-1))`;
-  const words = (row) => `${row.point === undefined ? `${row.points} points` : `point ${row.point}`}: ${axes.map(({ name }) => `${name} ${written(valueOf(row, name))}`).join(", ")}`;
+  const words = (row) => `${row.point === undefined ? `${row.points} points` : `point ${row.point}`}: ${axes.map(({ name }) => `${nameOf(name)} ${written(valueOf(row, name))}`).join(", ")}`;
   return html`<section class="card">
-    <h2>${metric} by all fields</h2>
+    <h2>${metricName(metric)} by all fields</h2>
     <p class="muted small">${rows.length} of ${all.length} points have it. From blue, the lowest, to orange, the highest; the table below has each.</p>
     <div class="scroll" ref=${place} role="region" aria-label="Parallel coordinates" tabindex="0">
-      <svg class="parallel" role="img" aria-label=${`${metric} of ${rows.length} points by ${fields.join(", ")}`} width=${whole} height=${HEIGHT}>
+      <svg class="parallel" role="img" aria-label=${`${metricName(metric)} of ${rows.length} points by ${fields.map(fieldName).join(", ")}`} width=${whole} height=${HEIGHT}>
         ${rows.map((row, i) => html`<path key=${i} class="line" d=${line(row)} stroke=${colour(row)}><title>${words(row)}</title></path>`)}
-        ${rows.length > 0 && axes.map((axis, i) => html`<${Axis} axis=${axis} x=${x(i)} isFirst=${i === 0} />`)}
+        ${rows.length > 0 && axes.map((axis, i) => html`<${Axis} axis=${axis} x=${x(i)} isFirst=${i === 0} isLast=${i === axes.length - 1} gap=${x(1) - x(0)} />`)}
       </svg>
     </div>
   </section>`;

@@ -86,6 +86,28 @@ export function SpecSummary({ spec }) {
   </dl>`;
 }
 
+/** Whether more masks make the errors of a run smaller: those of exact scores of texts and of all masks do not change. */
+export function canHaveMoreMasks({ evaluate }) {
+  if (evaluate?.texts) return Boolean(evaluate.texts.target_std_err);
+  return evaluate !== null && evaluate?.masks?.design !== "exhaustive";
+}
+
+/** A spec with a number of times the masks: all sizes get them, or a target error shrinks by its root. */
+export function withMoreMasks(spec, times) {
+  const more = (part) => (part?.target_std_err ? { ...part, target_std_err: part.target_std_err / Math.sqrt(times), max_masks: part.max_masks && part.max_masks * times } : part);
+  const { evaluate } = spec;
+  if (!evaluate) return spec;
+  const { masks, texts } = evaluate;
+  return {
+    ...spec,
+    evaluate: {
+      ...more(evaluate),
+      ...(masks?.per_size && { masks: { ...masks, per_size: masks.per_size * times } }),
+      ...(texts && { texts: more(texts) }),
+    },
+  };
+}
+
 /** What one types to run the same again. */
 function asCurl(spec) {
   const body = JSON.stringify({ spec }, null, 1).replaceAll("'", "'\\''");

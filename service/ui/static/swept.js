@@ -1,6 +1,7 @@
 // The charts of a sweep, from its table.
 
 import { plain } from "./format.js";
+import { fieldSymbol, metricName } from "./names.js";
 
 export const SEEDS = "seeds";
 const MAX_LINES = 8;
@@ -23,8 +24,8 @@ export function axesOf(table) {
   return [...fields.filter((one) => one !== SEEDS), ...fields.filter((one) => one === SEEDS)];
 }
 
-/** The values of some fields in a row: "latent_dim 3". */
-const choiceOf = (row, fields) => fields.map((field) => `${field.split(".").pop()} ${plain(row.fields[field] ?? null)}`).join(", ");
+/** The values of some fields in a row: "K = 3". */
+const choiceOf = (row, fields) => fields.map((field) => `${fieldSymbol(field)} = ${plain(row.fields[field] ?? null)}`).join(", ");
 
 /** The best row of a table, `{metric, label, row, at}`, with its fields in words; null if there is none. */
 export function bestRow(table) {
@@ -63,7 +64,7 @@ export function chartOf(table, field, metric) {
   const groups = new Map();
   for (const row of isBySeed ? table.items : rowsOf(table)) {
     if (!hasMetric(row) || valueOf(row, field) === null) continue;
-    const label = labelOf(row) || metric;
+    const label = labelOf(row) || metricName(metric);
     if (!groups.has(label)) groups.set(label, []);
     groups.get(label).push(row);
   }
@@ -76,7 +77,7 @@ export function chartOf(table, field, metric) {
   const lines = means.map((row) => ({
     label: ["mean over seeds", labelOf(row)].filter(Boolean).join(", "),
     y: row.metrics[metric].value,
-    colour: Math.max(0, series.findIndex(({ label }) => label === (labelOf(row) || metric))),
+    colour: Math.max(0, series.findIndex(({ label }) => label === (labelOf(row) || metricName(metric)))),
   }));
   return { series: isBySeed ? series : [...series, ...marksOf(table, field, metric)], lines };
 }

@@ -130,20 +130,26 @@ def test_the_best_k_at_the_edge_of_its_range_is_said(
 
 
 def test_six_is_extended_to_twelve_with_the_command() -> None:
-    note = conclude(heldout(-6.0, -5.0, -4.0, -3.0, -2.0, -1.0))["notes"][-1]
+    made = conclude(heldout(-6.0, -5.0, -4.0, -3.0, -2.0, -1.0))
+    assert made["extension"] == {K: [7, 8, 9, 10, 11, 12]}
+    note = made["notes"][-1]
     assert note == f"K = 6 is the last value: extend to 12: mpt extend {'a' * 32} --over {K}=7..12"
     several = [
         row({**one["fields"], "model.family": family}, **one["metrics"])
         for one in heldout(-2.0, -1.0, first=2, step=2)
         for family in ("ppca", "factor_analysis")
     ]
-    note = conclude(several, K, "model.family")["notes"][-1]
+    made = conclude(several, K, "model.family")
+    assert made["extension"] == {K: [6, 8], "model.family": ["ppca", "factor_analysis"]}
+    note = made["notes"][-1]
     words = shlex.split(note.partition("extend to 8: ")[2])
     assert words == [
         "mpt", "extend", "a" * 32, "--over", f"{K}=6,8",
         "--over", 'model.family=["ppca","factor_analysis"]',
     ]  # fmt: skip
-    assert conclude(several[1:], K, "model.family")["notes"][-1].endswith("extend to 8")
+    made = conclude(several[1:], K, "model.family")  # no grid
+    assert made["extension"] is None
+    assert made["notes"][-1].endswith("extend to 8")
 
 
 def test_nothing_is_best_among_different_data() -> None:
@@ -168,7 +174,7 @@ def test_nothing_is_best_among_different_data() -> None:
 def test_nothing_is_best_where_only_the_measurement_differs() -> None:
     per_size = "evaluate.masks.per_size"
     found = [row({per_size: masks}, lml=cell(-1.0), mpt=cell(-1.0)) for masks in (4, 16)]
-    assert conclude(found, per_size) == {"best": None, "notes": []}
+    assert conclude(found, per_size) == {"best": None, "notes": [], "extension": None}
     assert chief_metric(["lml", "mpt"], [per_size]) == "mpt"
     assert chief_metric(["lml", "mpt"], [per_size, K]) == "lml"
     assert chief_metric(["lml", "mpt", "lml_heldout"], [K]) == "lml_heldout"

@@ -195,16 +195,14 @@ def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: Bro
     lines = page.locator(".parallel .line")
     expect(lines).to_have_count(12)
     result = page.get_by_role("region", name="Result")
-    expect(result).to_contain_text(
-        re.compile(r"Best LML.*nats.*at latent_dim \d.*data.heldout=0.2")
-    )
+    expect(result).to_contain_text(re.compile(r"Best LML.*nats.*at K = \d.*data.heldout=0.2"))
     expect(lines.first.locator("title")).to_have_text(
-        "point 0: model.latent_dim 1, model.noise_precision 0.05, "
-        "evaluate.masks.design independent, lml −66"
+        "point 0: latent dimensions K 1, noise precision 0.05, design of the masks independent, "
+        "LML −66"
     )
     # Of the other two fields each choice has a curve of its own.
     legend = page.locator(".u-legend").first
-    expect(legend).to_contain_text("noise_precision 5, design balanced")
+    expect(legend).to_contain_text("noise precision = 5, design of the masks = balanced")
     page.goto(lab.url(f"/sweeps/{lab.ids['sweep']}"))
     expect(page.get_by_role("heading", name="Points")).to_be_visible()
     expect(page.locator(".parallel")).to_have_count(0)
@@ -386,7 +384,7 @@ def test_headers_sort_a_list_and_a_table(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/sweeps/{lab.ids['sweep']}"))
     points = page.get_by_role("region", name="Points").locator("tbody th")
     expect(points).to_have_text(["0", "1", "2"])
-    page.get_by_role("button", name="lml", exact=True).click()
+    page.get_by_role("button", name="LML", exact=True).click()
     expect(points).to_have_text(["1", "0", "2"])  # the largest first, and last what has none
-    page.get_by_role("button", name="lml", exact=True).click()
+    page.get_by_role("button", name="LML", exact=True).click()
     expect(points).to_have_text(["0", "1", "2"])

@@ -1,5 +1,6 @@
 """The result that pages show first: after training, with its warnings, and of every family."""
 
+import re
 from typing import Any
 
 import pytest
@@ -78,6 +79,15 @@ def test_a_sweep_says_what_its_table_says(page: Page, lab: BrowsedLab) -> None:
     assert notes[-1].startswith("K = 3 is the last value: extend to 5: mpt extend")
     page.goto(lab.url(f"/sweeps/{made.id}"))
     result = page.get_by_role("region", name="Result")
-    expect(result).to_contain_text("at latent_dim 3")
+    expect(result).to_contain_text("at K = 3")
     expect(result.get_by_role("listitem")).to_have_text(notes)
-    expect(page.locator(".u-legend")).to_contain_text("best: latent_dim 3")
+    expect(page.locator(".u-legend")).to_contain_text("best: K = 3")
+    chart = page.get_by_role("img", name="LML, held out by latent dimensions K")
+    expect(chart).to_be_visible()
+    page.get_by_role("link", name="Run point 2 with more masks").click()
+    expect(page.locator("#spec")).to_have_value(re.compile(r'"per_size": 16\b'))
+    page.go_back()
+    page.get_by_role("button", name="Extend the range: K = 4 to 5").click()
+    points = page.get_by_role("region", name="Points").locator("tbody tr")
+    expect(points).to_have_count(5)
+    assert [row["fields"] for row in made.table_document()["items"][3:]] == [{field: 4}, {field: 5}]

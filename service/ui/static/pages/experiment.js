@@ -14,7 +14,7 @@ import { Loading, Missing, Progress, Scroll, Status, Tabs, Tags, When } from "..
 import { readersOf } from "../projects.js";
 import { Result } from "../result.js";
 import { UnusualRows } from "../rows.js";
-import { SpecCopies, SpecSummary } from "../spec.js";
+import { SpecCopies, SpecSummary, canHaveMoreMasks } from "../spec.js";
 import { Texts } from "../texts.js";
 
 const MAX_POINTS = 1_000_000;
@@ -134,7 +134,8 @@ function Spec({ experiment }) {
   return html`<section class="card stack">
     <${SpecSummary} spec=${experiment.spec} />
     <details><summary>As JSON</summary><pre tabindex="0">${JSON.stringify(experiment.spec, null, 2)}</pre></details>
-    <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a><${SpecCopies} spec=${experiment.spec} /></div>
+    <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a>
+      ${canHaveMoreMasks(experiment.spec) && html`<a class="button" href=${`/new?from=${experiment.id}&masks=4`}>Run with more masks</a>`}<${SpecCopies} spec=${experiment.spec} /></div>
   </section>`;
 }
 

@@ -8,6 +8,7 @@ import { useLive } from "../live.js";
 import { Loading, Problem } from "../parts.js";
 import { useProjects } from "../projects.js";
 import { partsOf } from "../schema.js";
+import { withMoreMasks } from "../spec.js";
 import { Upload } from "../upload.js";
 
 const PAUSE_MS = 400;
@@ -57,13 +58,15 @@ function useCheck(form) {
   return check;
 }
 
-/** What the form begins with, by the address: ?preset=NAME&part=0, ?from=ID, or an example. */
+/** What the form begins with, by the address: ?preset=NAME&part=0, ?from=ID&masks=4, or an example. */
 async function beginning(presets) {
   const query = new URLSearchParams(location.search);
   const preset = presets.find((one) => one.name === query.get("preset"));
   if (preset) return { spec: preset.specs[Number(query.get("part") ?? 0)] ?? preset.specs[0], name: preset.title };
   if (!query.has("from")) return { spec: EXAMPLE, name: "" };
   const experiment = await get(`/v1/experiments/${query.get("from")}`);
+  const times = Number(query.get("masks") ?? 1);
+  if (times > 1) return { spec: withMoreMasks(experiment.spec, times), name: `${experiment.title}, more masks`.slice(0, 200) };
   return { spec: experiment.spec, name: experiment.name ? `${experiment.name}, again`.slice(0, 200) : "" };
 }
 

@@ -6,31 +6,54 @@ import { Chart } from "../chart.js";
 import { Counts } from "../counts.js";
 import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
+import { fieldName, metricName } from "../names.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
+import { canHaveMoreMasks } from "../spec.js";
 import { SEEDS, axesOf, bestRow, chartOf, errorOf, rowsOf } from "../swept.js";
 
 const SHOWN = 500;
 
-function Pick({ id, label, values, value, set }) {
+function Pick({ id, label, values, value, set, nameOf }) {
   return html`<div class="field"><label for=${id}>${label}</label>
     <select id=${id} onChange=${(event) => set(event.target.value)}>
-      ${values.map((one) => html`<option value=${one} selected=${one === value}>${one}</option>`)}
+      ${values.map((one) => html`<option value=${one} selected=${one === value}>${nameOf(one)}</option>`)}
     </select></div>`;
 }
 
+/** The form of a point with four times the masks, which halve its error. */
+const withMoreMasks = (row) => `/new?from=${row.experiment_id}&masks=4`;
+
+/** Adds points beyond the best value, where it is the first or last. */
+function Extend({ sweep, grid, onDone }) {
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const values = grid["model.latent_dim"];
+  const count = Object.values(grid).reduce((total, one) => total * one.length, 1);
+  const range = values.length > 1 ? `${values[0]} to ${values.at(-1)}` : values[0];
+  async function extend() {
+    setBusy(true);
+    await post(`/v1/sweeps/${sweep.id}/points`, { grid }).then(() => setError(null), setError);
+    setBusy(false);
+    onDone();
+  }
+  return html`<div><button type="button" class="primary" disabled=${busy} onClick=${extend}>Extend the range: K = ${range}</button>
+    <span class="small muted"> adds ${count === 1 ? "1 run" : `${count} runs`}</span><${Problem} error=${error} /></div>`;
+}
+
 /** The result of a sweep, with the sentences that `mpt table` prints; the best is bold in its table. */
-function Best({ table, best }) {
+function Best({ sweep, table, best, hasMasks, onDone }) {
   if (best === null && !table.notes.length) return null;
   const cell = best?.row.metrics[best.metric];
   return html`<section class="stack" aria-label="Result">
     ${best && html`<div class="result"><div class="figure">
       <div class="muted small">Best ${best.label}</div>
       <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">nats</span></div>
-      <div class="small">at ${best.at}</div>
+      <div class="small">at ${best.at}${hasMasks && best.row.experiment_id && html` · <a href=${withMoreMasks(best.row)}>run it with more masks</a>`}</div>
     </div></div>`}
     <ul class="list">${table.notes.map((note) => html`<li key=${note} class="small wrap">${note}</li>`)}</ul>
+    ${table.extension && sweep.can.length > 0 && html`<${Extend} sweep=${sweep} grid=${table.extension} onDone=${onDone} />`}
   </section>`;
 }
 
@@ -47,10 +70,10 @@ function Against({ table }) {
   const note = isPaired && "Bands are two standard errors of the difference from the best point with the same held-out rows.";
   return html`
     <div class="row">
-      <${Pick} id="metric" label="Metric" values=${table.metrics} value=${shown} set=${setMetric} />
-      <${Pick} id="against" label="Against" values=${fields} value=${field} set=${setField} />
+      <${Pick} id="metric" label="Metric" values=${table.metrics} value=${shown} set=${setMetric} nameOf=${metricName} />
+      <${Pick} id="against" label="Against" values=${fields} value=${field} set=${setField} nameOf=${fieldName} />
     </div>
-    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} note=${note} xLabel=${field} yLabel=${shown} series=${series} lines=${lines} />
+    <${Chart} key=${`${field} ${shown}`} title=${`${metricName(shown)} by ${fieldName(field)}`} note=${note} xLabel=${fieldName(field)} yLabel=${metricName(shown, { hasUnit: true })} series=${series} lines=${lines} />
     ${others.length > 2 && html`<${Parallel} rows=${rows} fields=${others} metric=${shown} />`}`;
 }
 
@@ -74,9 +97,9 @@ function OverSeeds({ id, table, best }) {
     <p class="bar muted small">The error covers all that differs between seeds: training, masks, samples.</p>
     <${Scroll} label="Means over seeds"><table>
       <thead><tr>
-        ${fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}>${field}<//>`)}
+        ${fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}><span title=${field}>${fieldName(field)}</span><//>`)}
         <th scope="col" class="number">Points</th>
-        ${table.metrics.map((metric) => html`<${SortHeader} key=${metric} ...${headerOf(metric)} number>${metric}<//>`)}
+        ${table.metrics.map((metric) => html`<${SortHeader} key=${metric} ...${headerOf(metric)} number><span title=${metric}>${metricName(metric)}</span><//>`)}
       </tr></thead>
       <tbody>${rows.slice(0, SHOWN).map((row, i) => html`<tr key=${i}>
         <${FieldCells} values=${row.fields} fields=${fields} />
@@ -90,7 +113,7 @@ function OverSeeds({ id, table, best }) {
 /** What a row is sorted by: its number, a swept field, or a metric. */
 const sortedBy = (row, name) => row.metrics[name]?.value ?? row.fields[name] ?? row[name];
 
-function Points({ id, table, best }) {
+function Points({ id, table, best, hasMasks }) {
   const [rows, headerOf] = useSorting(table.items, sortedBy);
   const hasStatus = table.items.some(({ status }) => status !== "succeeded");
   return html`<section class="card flush">
@@ -105,14 +128,16 @@ function Points({ id, table, best }) {
       <thead><tr>
         <${SortHeader} ...${headerOf("point")}>Point<//>
         ${hasStatus && html`<${SortHeader} ...${headerOf("status")}>Status<//>`}
-        ${table.fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}>${field}<//>`)}
-        ${table.metrics.map((metric) => html`<${SortHeader} key=${metric} ...${headerOf(metric)} number>${metric}<//>`)}
+        ${table.fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}><span title=${field}>${fieldName(field)}</span><//>`)}
+        ${table.metrics.map((metric) => html`<${SortHeader} key=${metric} ...${headerOf(metric)} number><span title=${metric}>${metricName(metric)}</span><//>`)}
+        ${hasMasks && html`<th scope="col" class="number">Run again</th>`}
       </tr></thead>
       <tbody>${rows.slice(0, SHOWN).map((row) => html`<tr key=${row.point}>
         <th scope="row"><a href=${`/experiments/${row.experiment_id}`}>${row.point}</a></th>
         ${hasStatus && html`<td><${Status} of=${row.status} /></td>`}
         <${FieldCells} values=${row.fields} fields=${table.fields} />
         <${MetricCells} metrics=${row.metrics} names=${table.metrics} bold=${row === best?.row && best.metric} />
+        ${hasMasks && html`<td class="number small"><a href=${withMoreMasks(row)} aria-label=${`Run point ${row.point} with more masks`}>more masks</a></td>`}
       </tr>`)}</tbody>
     </table><//>
     ${table.items.length > SHOWN && html`<p class="empty">The first ${SHOWN} of ${table.items.length}; the CSV has all.</p>`}
@@ -152,7 +177,7 @@ function SweepActions({ sweep, onDone }) {
   </div>`;
 }
 
-export default function Sweep() {
+export default function Sweep({ may }) {
   const id = location.pathname.split("/")[2];
   const read = async () => {
     const [sweep, table] = await Promise.all([get(`/v1/sweeps/${id}`), get(`/v1/sweeps/${id}/table`)]);
@@ -163,19 +188,20 @@ export default function Sweep() {
   if (!data) return html`<${Loading} />`;
   const { sweep, table } = data;
   const best = bestRow(table);
+  const hasMasks = may("submit") && canHaveMoreMasks(sweep.spec);
   document.title = `${titleOf(sweep)} · MPT Lab`;
   return html`<div class="stack">
     <div class="row spread">
       <div class="grow"><h1>${titleOf(sweep)}</h1><${Tags} of=${sweep.tags} /></div>
       <${SweepActions} sweep=${sweep} onDone=${refresh} />
     </div>
-    <${Best} table=${table} best=${best} />
+    <${Best} sweep=${sweep} table=${table} best=${best} hasMasks=${hasMasks} onDone=${refresh} />
     <section class="card">
       <div class="row"><${Status} of=${sweep.status} /><div class="grow"><${Counts} sweep=${sweep} /></div></div>
       ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}
     </section>
     <${Against} table=${table} />
     <${OverSeeds} id=${id} table=${table} best=${best} />
-    <${Points} id=${id} table=${table} best=${best} />
+    <${Points} id=${id} table=${table} best=${best} hasMasks=${hasMasks} />
   </div>`;
 }

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
-const { summary, usedParts, withNames } = await import("../../../../service/ui/static/spec.js");
+const { canHaveMoreMasks, summary, usedParts, withMoreMasks, withNames } = await import("../../../../service/ui/static/spec.js");
 
 test("a part begins with what it is; what is null or empty is left out", () => {
   const data = { n: 50, noise: { kind: "isotropic" }, seed: null, columns: [], source: "ppca" };
@@ -26,4 +26,13 @@ test("what a run does not use is left out", () => {
   assert.deepEqual(usedParts({ evaluate: { masks, texts: { scores: ["pll"], target_std_err: null, max_masks: 9 } } }).evaluate, { texts: { scores: ["pll"] } });
   const names = { dataset: { name: "mine.csv", columns: ["a", "b"] } };
   assert.equal(summary(withNames(usedParts(spec), names).data), "upload · mine.csv · columns a, b · rows 3");
+});
+
+test("more masks are more of each size, or a smaller target error", () => {
+  const masks = { schedule: "all", per_size: 5, design: "independent" };
+  assert.deepEqual(withMoreMasks({ evaluate: { masks, target_std_err: null } }, 4).evaluate, { masks: { ...masks, per_size: 20 }, target_std_err: null });
+  const texts = { scores: ["cumulative"], target_std_err: 0.1, max_masks: 100 };
+  assert.deepEqual(withMoreMasks({ evaluate: { texts } }, 4).evaluate.texts, { ...texts, target_std_err: 0.05, max_masks: 400 });
+  const exact = [{ texts: { scores: ["pll"], target_std_err: null } }, { masks: { ...masks, design: "exhaustive" } }, null];
+  assert.deepEqual([{ masks }, ...exact].map((evaluate) => canHaveMoreMasks({ evaluate })), [true, false, false, false]);
 });

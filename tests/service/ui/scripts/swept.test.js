@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { fieldName, fieldSymbol, metricName } from "../../../../service/ui/static/names.js";
 import { axesOf, bestRow, chartOf, errorOf, rowsOf } from "../../../../service/ui/static/swept.js";
 
 const row = (fields, value, count = 1) => ({ fields, metrics: value === undefined ? {} : { lml: { value, std_err: 0.5, count } } });
@@ -13,8 +14,8 @@ test("a curve for each choice of the other fields", () => {
   assert.deepEqual(axesOf(made), ["a.k"]);
   const { series, lines } = chartOf(made, "a.k", "lml");
   assert.deepEqual(series, [
-    { label: "f x", x: [1, 2], value: [-1, -2], std_err: [0.5, 0.5], dots: false },
-    { label: "f y", x: [1], value: [-3], std_err: [0.5], dots: false },
+    { label: "f = x", x: [1, 2], value: [-1, -2], std_err: [0.5, 0.5], dots: false },
+    { label: "f = y", x: [1], value: [-3], std_err: [0.5], dots: false },
   ]);
   assert.deepEqual(lines, []);
 });
@@ -41,10 +42,10 @@ test("the best row is the one that the service names, and it is marked", () => {
   const best = { metric: "lml", label: "LML", row: 1, alike: [0], smallest: 0, fields: ["a.k"] };
   const made = table(["a.k"], items, [], [["a.k"]], best);
   const { metric, label, row: shown, at } = bestRow(made);
-  assert.deepEqual({ metric, label, shown, at }, { metric: "lml", label: "LML", shown: items[1], at: "k 1" });
+  assert.deepEqual({ metric, label, shown, at }, { metric: "lml", label: "LML", shown: items[1], at: "k = 1" });
   assert.equal(bestRow({ ...made, best: null }), null);
   const marks = chartOf(made, "a.k", "lml").series.slice(1);
-  assert.deepEqual(marks.map(({ label, x, value, dots }) => [label, x, value, dots]), [["best: k 1", [1], [-1], true], ["smallest as good: k 2", [2], [-2], true]]);
+  assert.deepEqual(marks.map(({ label, x, value, dots }) => [label, x, value, dots]), [["best: k = 1", [1], [-1], true], ["smallest as good: k = 2", [2], [-2], true]]);
   assert.equal(chartOf({ ...made, best: { ...best, smallest: 1 } }, "a.k", "lml").series.length, 2);
   assert.equal(chartOf({ ...made, best: { ...best, metric: "mpt" } }, "a.k", "lml").series.length, 1);
   const pooled = [row({ "a.k": 1 }, -1.5, 2), row({ "a.k": 2 }, -2.5, 2)];
@@ -74,11 +75,18 @@ test("lines at means have the colour of their dots, and there are few", () => {
     const ks = Array.from({ length: count }, (_, i) => i);
     return chartOf(table(["k", "seeds"], ks.map((k) => row({ k, seeds: [1] }, k)), ks.map((k) => row({ k }, k)).reverse()), "seeds", "lml").lines;
   };
-  assert.deepEqual(of(2), [{ label: "mean over seeds, k 1", y: 1, colour: 1 }, { label: "mean over seeds, k 0", y: 0, colour: 0 }]);
+  assert.deepEqual(of(2), [{ label: "mean over seeds, k = 1", y: 1, colour: 1 }, { label: "mean over seeds, k = 0", y: 0, colour: 0 }]);
   assert.equal(of(8).length, 8);
   assert.deepEqual(of(9), []);
 });
 
 test("points of several seeds have no place on an axis of seeds", () => {
   assert.deepEqual(axesOf(table(["seeds"], [row({ seeds: [1, 2] }, -1)])), []);
+});
+
+test("fields and metrics have words and units on axes", () => {
+  assert.deepEqual(["model.latent_dim", "train.learning_rate", "seeds"].map(fieldName), ["latent dimensions K", "learning rate", "seed"]);
+  assert.deepEqual(["model.latent_dim", "train.learning_rate"].map(fieldSymbol), ["K", "learning rate"]);
+  assert.equal(metricName("difference", { hasUnit: true }), "MPT − LML, nats");
+  assert.equal(metricName("bits_per_token[of=pll]", { hasUnit: true }), "bits per token [of=pll]");
 });
