@@ -36,7 +36,8 @@ export function withError(value, error) {
   if (value === null || value === undefined) return DASH;
   if (!error) return exact(value);
   const decimals = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(error))));
-  return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replaceAll("-", "−");
+  const rounded = value.toFixed(decimals);
+  return `${Number(rounded) === 0 ? rounded.replace("-", "") : rounded} ± ${error.toFixed(decimals)}`.replaceAll("-", "−"); // no "−0.00"
 }
 
 /** What was measured, with a decimal more than what was published; beside a published 0 two digits. */
