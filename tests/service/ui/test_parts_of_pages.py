@@ -330,6 +330,7 @@ def test_a_run_opens_with_its_result(page: Page, lab: BrowsedLab) -> None:
     expect(result.locator(".figure").first).to_contain_text("LML−62.340 nats")
     expect(result).to_contain_text("MPT−62.360 ± 0.090 nats")
     expect(result).to_contain_text("they agree: MPT − LML is −0.020 ± 0.090")
+    expect(result.get_by_role("link", name="Run with more masks")).to_be_visible()
     about = page.get_by_text("The shaded area is the MPT score")
     expect(about).to_be_visible()
     page.get_by_label("from 0").uncheck()

@@ -134,8 +134,7 @@ function Spec({ experiment }) {
   return html`<section class="card stack">
     <${SpecSummary} spec=${experiment.spec} />
     <details><summary>As JSON</summary><pre tabindex="0">${JSON.stringify(experiment.spec, null, 2)}</pre></details>
-    <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a>
-      ${canHaveMoreMasks(experiment.spec) && html`<a class="button" href=${`/new?from=${experiment.id}&masks=4`}>Run with more masks</a>`}<${SpecCopies} spec=${experiment.spec} /></div>
+    <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a><${SpecCopies} spec=${experiment.spec} /></div>
   </section>`;
 }
 
@@ -161,7 +160,7 @@ function tabsOf(experiment, curves) {
   ];
 }
 
-export default function Experiment({ me }) {
+export default function Experiment({ me, may }) {
   const id = location.pathname.split("/")[2];
   const one = useLive(() => get(`/v1/experiments/${id}`), [id], (data) => data.terminal);
   const reader = useMemo(() => curvesOf(id), [id]);
@@ -171,6 +170,7 @@ export default function Experiment({ me }) {
   const experiment = one.data;
   document.title = `${titleOf(experiment)} · MPT Lab`;
   const tabs = tabsOf(experiment, curves.data);
+  const mayHaveMoreMasks = experiment.status === "succeeded" && may("submit") && canHaveMoreMasks(experiment.spec);
   return html`<div class="stack">
     <div class="row spread">
       <div class="grow">
@@ -182,7 +182,7 @@ export default function Experiment({ me }) {
     <${Failure} of=${experiment.failure} />
     <${Warnings} experiment=${experiment} />
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
-    <${Result} summary=${experiment.summary} />
+    <${Result} summary=${experiment.summary}>${mayHaveMoreMasks && html`<a class="small" href=${`/new?from=${id}&masks=4`}>Run with more masks</a>`}<//>
     <div class=${`columns three${experiment.terminal ? " ended" : ""}`}>
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main"><${Tabs} label="Parts of the experiment" tabs=${tabs}>${(tab) => ({
