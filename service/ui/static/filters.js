@@ -3,6 +3,7 @@
 import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get } from "./api.js";
 import { leaves } from "./format.js";
+import { metricName } from "./names.js";
 import { useProjects } from "./projects.js";
 import { resultsOf } from "./result.js";
 
@@ -125,8 +126,8 @@ function Whose({ query, change, me }) {
 
 function Order({ query, change, metrics }) {
   const byMetric = metrics.flatMap((name) => [
-    [`metrics.${name} desc`, `Highest ${name}`],
-    [`metrics.${name} asc`, `Lowest ${name}`],
+    [`metrics.${name} desc`, `Highest ${metricName(name)}`],
+    [`metrics.${name} asc`, `Lowest ${metricName(name)}`],
   ]);
   return html`<div class="field">
     <label for="order">Order</label>
