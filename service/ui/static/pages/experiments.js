@@ -97,17 +97,17 @@ function Row({ experiment, sweep, columns, ...selection }) {
   </tr>`;
 }
 
-/** The points of a sweep that match, in their order. */
-function usePoints(sweep, path, isOpen) {
+/** The points of a sweep that match, in their order; read again when `turn` changes. */
+function usePoints(sweep, path, isOpen, turn) {
   const read = async () => (isOpen ? get(path(sweep.id)) : null);
-  const { data } = useLive(read, [path(sweep.id), isOpen], (points) => !points || points.items.every((one) => one.terminal));
+  const { data } = useLive(read, [path(sweep.id), isOpen, turn], (points) => !points || points.items.every((one) => one.terminal));
   return isOpen ? data?.items : null;
 }
 
 /** A sweep is one line, which opens to its points. */
-function SweepRows({ sweep, experiment, columns, pointsPath, selected, select }) {
+function SweepRows({ sweep, experiment, columns, pointsPath, turn, selected, select }) {
   const [open, setOpen] = useState(false);
-  const points = usePoints(sweep, pointsPath, open);
+  const points = usePoints(sweep, pointsPath, open, turn);
   const title = titleOf(sweep);
   const others = columns.fields.length + columns.metrics.length + Number(columns.result) + Number(columns.family);
   const hasAll = points?.length > 0 && points.every((one) => selected.has(one.id));
@@ -130,7 +130,7 @@ function SweepRows({ sweep, experiment, columns, pointsPath, selected, select })
   ${points?.length === MAX_POINTS && html`<tr class="point"><td /><td colspan="12" class="small">The first ${MAX_POINTS}: <a href=${`/sweeps/${sweep.id}`}>all points</a></td></tr>`}`;
 }
 
-function Rows({ items, sweeps, columns, selected, select, order, onOrder, pointsPath }) {
+function Rows({ items, sweeps, columns, selected, select, order, onOrder, pointsPath, turn }) {
   const [by, way = "asc"] = order.split(" ");
   const headerOf = (field) => ({ order: field === by ? way : null, onSort: (next) => onOrder(`${field} ${next}`) });
   const experiments = items.filter((one) => !sweeps.has(one.sweep));
@@ -153,7 +153,7 @@ function Rows({ items, sweeps, columns, selected, select, order, onOrder, points
       </tr></thead>
       <tbody>
         ${items.map((one) => sweeps.has(one.sweep)
-          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} experiment=${one} columns=${columns} pointsPath=${pointsPath} selected=${selected} select=${select} />`
+          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} experiment=${one} columns=${columns} pointsPath=${pointsPath} turn=${turn} selected=${selected} select=${select} />`
           : html`<${Row} key=${one.id} experiment=${one} columns=${columns} selected=${selected} select=${select} />`)}
       </tbody>
     </table>
@@ -200,6 +200,7 @@ export default function Experiments({ me, may }) {
   const [query, change] = useQuery();
   const [chosen, setChosen] = useState(chosenColumns);
   const [selected, select, clear] = useSelection();
+  const [turn, setTurn] = useState(0); // grows with each change of selected experiments
   const asked = Object.fromEntries(ASKED.map((name) => [name, query.getAll(name)]));
   const fields = chosen.filter(isField);
   const metrics = chosen.filter((name) => !isField(name) && name !== RESULT);
@@ -224,7 +225,7 @@ export default function Experiments({ me, may }) {
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
       ${items.length
-        ? html`<${Rows} items=${items} sweeps=${data.sweeps} pointsPath=${pointsPath} columns=${columns} selected=${selected} select=${select}
+        ? html`<${Rows} items=${items} sweeps=${data.sweeps} pointsPath=${pointsPath} turn=${turn} columns=${columns} selected=${selected} select=${select}
             order=${order} onOrder=${(order) => change({ order_by: order, cursor: null })} />`
         : html`<${Nothing} filtered=${filtered} may=${may} />`}
     </div>`}
@@ -232,6 +233,6 @@ export default function Experiments({ me, may }) {
       ${query.has("cursor") && html`<button type="button" onClick=${() => change({ cursor: null })}>First page</button>`}
       ${data.next_cursor && html`<button type="button" onClick=${() => change({ cursor: data.next_cursor })}>Next page</button>`}
     </nav>`}
-    <${Selection} selected=${selected} clear=${clear} onDone=${refresh} />
+    <${Selection} selected=${selected} clear=${clear} onDone=${() => [refresh(), setTurn((last) => last + 1)]} />
   </div>`;
 }
