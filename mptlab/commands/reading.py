@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +36,7 @@ from mptlab.commands.following import (
 )
 from mptlab.curves import curves_together
 from mptlab.errors import Json
-from mptlab.experiments import MAX_A_PAGE, first
+from mptlab.experiments import first
 from mptlab.progress import printable
 from mptlab.specs import not_none
 from mptlab.tables import comparison, data_note, for_people, with_error
@@ -48,8 +48,8 @@ app = typer.Typer()
 SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
-MAX_POINTS = 1000
-"""Maximum number of experiments that are read for a list of which sweeps are one line."""
+MAX_SWEEP_IDS = 100
+"""Maximum number of sweeps that one request names."""
 MAX_COMPARED = 20
 """Maximum number of experiments of one name that are compared."""
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -87,18 +87,21 @@ def list_experiments(
     if context.as_json:
         experiments = first(context.client.experiments, limit, summary=True, **filters)
         return context.dump([run | {"created": moment(run)} for run in experiments])
-    lines: dict[str, Json] = {}
-    newest = context.client.experiments(limit=min(limit, MAX_A_PAGE), summary=True, **filters)
-    for run in islice(newest, MAX_POINTS):
-        key = run["id"] if points else run.get("sweep") or run["id"]
-        if key not in lines and len(lines) == limit:
-            break
-        line = run | {"name": run["title"], "result": _result(run)}
-        lines.setdefault(key, line if key == run["id"] else run | {"id": key})
-    if any(line["id"] == line.get("sweep") for line in lines.values()):
-        for sweep in first(context.client.sweeps, MAX_POINTS):
-            if sweep["id"] in lines:
-                lines[sweep["id"]] |= _sweep_line(sweep)
+    if is_folded := not (points or order_by):
+        filters["folded"] = True
+    experiments = first(context.client.experiments, limit, summary=True, **filters)
+    lines = {
+        (is_folded and run.get("sweep")) or run["id"]: {
+            **run, "name": run["title"], "result": _result(run)
+        }
+        for run in experiments
+    }  # fmt: skip
+    ids = [key for key, line in lines.items() if key != line["id"]]
+    query = {"whose": filters["whose"]} if "whose" in filters else {}
+    for i in range(0, len(ids), MAX_SWEEP_IDS):
+        page = ids[i : i + MAX_SWEEP_IDS]
+        for sweep in first(context.client.sweeps, len(page), id=page, **query):
+            lines[sweep["id"]] |= _sweep_line(sweep)
     rows = lines.values()
     whose = ["owner"] * (lab or projects) + ["project"] * projects
     columns = ("id", "name", "status", *whose, "result", "created")
@@ -109,7 +112,7 @@ def _sweep_line(sweep: Json) -> Json:
     """Return the columns of a sweep in a list."""
     counts = ", ".join(f"{count} {status}" for status, count in sweep["counts"].items() if count)
     table = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
-    return {"name": sweep["name"], "status": counts, "result": table}
+    return {"id": sweep["id"], "name": sweep["name"], "status": counts, "result": table}
 
 
 @app.command()

@@ -111,7 +111,9 @@ def test_lists_of_what_is_shared_name_the_owner_and_the_project(typed: Typed) ->
         client = Recording(experiments=lambda **_: iter([run]))
         code, shown, _ = typed(client, "list", option)
         assert code == 0
-        assert client.calls == [("experiments", {"limit": 20, "summary": True, "whose": whose})]
+        assert client.calls == [
+            ("experiments", {"limit": 20, "summary": True, "folded": True, "whose": whose})
+        ]
         assert ("vision" in shown) == is_named
         assert "ann" in shown
     shown = typed(Recording(experiments=lambda **_: iter([run])), "list")[1]

@@ -29,18 +29,19 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_sweep_is_one_line_of_the_list(typed: Typed) -> None:
-    points = [{**RUN, "id": f"point {i}", "sweep": "of K"} for i in range(30)]
-    sweep = {"id": "of K", "name": "K", "counts": {"succeeded": 29, "failed": 1, "queued": 0},
-             "points": 30}  # fmt: skip
-    client = Recording(experiments=lambda **_: iter([*points, RUN]),
-                       sweeps=lambda **_: iter([sweep]))  # fmt: skip
-    code, shown, _ = typed(client, "list", "--limit", "2")
+def test_a_sweep_is_one_line_of_the_list(environment: dict[str, str], client: Client) -> None:
+    run = client.experiments.create(ppca_spec(seeds=[77]), name="beside K", wait=True)
+    sweep = client.sweep(ppca_spec(), {"evaluate.masks.per_size": [2, 3]}, name="K in a list")
+    sweep.wait()
+    code, shown, _ = mpt_here(environment, "list", "--limit", "2")
     lines = [one_line(line) for line in shown.splitlines()]
-    table = "of K K 29 succeeded, 1 failed 30 points: mpt table of K 2026-01-31 12:34"
-    assert (code, table in lines) == (0, True)
-    assert any(line.startswith(f"{ID} one succeeded") for line in lines)
-    assert typed(client, "list", "--points", "--limit", "5")[1].count("point ") == 5
+    of_sweep = f"{sweep.id} K in a list 2 succeeded 2 points: mpt table {sweep.id[:12]} "
+    assert code == 0
+    assert any(line.startswith(of_sweep) for line in lines)
+    assert any(line.startswith(f"{run.id} beside K succeeded") for line in lines)
+    for words in (["--points"], ["--order-by", "name"]):
+        shown = mpt_here(environment, "list", "--limit", "2", *words)[1]
+        assert sweep.id not in shown
 
 
 def test_a_pause_prints_the_state_that_was_reached(typed: Typed) -> None:
