@@ -119,8 +119,9 @@ def usable(session: Session, user_id: int) -> dict[str, int]:
 def not_usable(name: str, usable: Collection[str]) -> Problem:
     """Return that a user may not submit into a project, with the same words whether or not it
     exists."""
-    instead = f"you may use {', '.join(usable)}" if usable else "you are in no open project"
-    detail = f"you are in no open project {name}: {instead}; without this field it is your own"
+    may_use = f": you may use {', '.join(usable)}" if usable else ""
+    instead = "leave it out to submit outside of projects"
+    detail = f"you are in no open project {name}{may_use}; {instead}"
     return Problem("/project", detail)
 
 
