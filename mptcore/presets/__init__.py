@@ -92,6 +92,9 @@ class Preset:
     specs: tuple[ExperimentSpec, ...]
     published: Published
     checks: tuple[Check, ...]
+    seconds: float | None = None
+    """Time that the specs took one after the other when they were measured for the report in
+    docs/report, on processors. None: they have not run there."""
 
     @property
     def needs(self) -> list[str]:
@@ -155,6 +158,7 @@ class _Block(Spec):
 class _Fields(Spec):
     title: str
     statement: str
+    seconds: Annotated[float, Field(gt=0)] | None = None
     published: dict[str, float | list[float]]
     specs: Annotated[list[_Block], Field(min_length=1)]
     checks: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -237,7 +241,9 @@ def _preset(name: str, value: object) -> Preset:
         raise _Wrong(place, f"no check uses published.{key}{which}: use it in a check or remove it")
     if unused_parts:
         raise _Wrong(f"{pointer}/checks", f"no check uses part {min(unused_parts)} of the specs")
-    return Preset(name, fields.title, fields.statement, specs, published, tuple(checks))
+    return Preset(
+        name, fields.title, fields.statement, specs, published, tuple(checks), fields.seconds
+    )
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -9,7 +9,10 @@ are missing without MPT_MODELS_DIR, and whether runs reach the hub.
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from mptcore.specs import ExperimentSpec, GlueText, MaskedLmModel, Problem
 from mptcore.specs.base import Source
@@ -23,6 +26,7 @@ from service.settings import Settings
 MAX_NAMED = 20
 OFFLINE = "the hub is disabled (HF_HUB_OFFLINE)"
 CURE = "put its folder into MPT_MODELS_DIR"
+DATA_CURE = "set it to a folder with these data, and start mpt serve again"
 LOCAL_CURE = f"{CURE}, or give mpt the path of a folder of yours, such as ./my-bert"
 
 
@@ -61,6 +65,9 @@ class Inputs:
     def problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
         """Yield the inputs of a spec that are known to be missing."""
         data, folder = spec.data, self.data
+        if folder is None and self._is_local and _needs_folder(data):
+            detail = f"{data.local_name} is read from the folder MPT_DATA_DIR, which is not set"
+            yield Problem(f"/data/{data.named_by}", f"{detail}: {DATA_CURE}")
         if folder is not None and _is_missing(data, folder):
             names = data.local_names(folder)
             detail = _not_there(data.noun, data.local_name, names)
@@ -104,6 +111,17 @@ class Inputs:
         found = {one.name for folder in folders for one in folder.iterdir() if one.is_dir()}
         return sorted(name for name in found if not name.startswith("."))
 
+    def usable_checkpoints(self) -> list[str]:
+        """Return the names of the known checkpoints with all files that scores of texts need."""
+        usable = []
+        for name in self._known_checkpoints():
+            with suppress(ValidationError):  # a folder whose name no spec can give
+                model = MaskedLmModel(family="masked_lm", checkpoint=name)
+                folder = self._checkpoint(name)
+                if folder is not None and self._checkpoint_problem(folder, model) is None:
+                    usable.append(name)
+        return usable
+
     def _checkpoint(self, name: str) -> Path | None:
         """Return the folder of a checkpoint in MPT_MODELS_DIR, or of one that was copied to the
         store."""
@@ -129,6 +147,11 @@ def _is_missing(data: Source, folder: Path) -> bool:
     if isinstance(data, GlueText):
         return _is_offline() and not _in_cache(GLUE_HUB)
     return not data.is_remote or os.environ.get("MPT_ALLOW_DOWNLOAD") != "1"
+
+
+def _needs_folder(data: Source) -> bool:
+    """Return whether the source reads files that are only in MPT_DATA_DIR."""
+    return data.local(Path()) is not None and not isinstance(data, GlueText)
 
 
 def _folder(path: Path | None) -> Path | None:

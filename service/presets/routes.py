@@ -12,6 +12,7 @@ from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
 from service.accounts.permissions import find_readable
+from service.experiments.inputs import Inputs
 from service.experiments.models import Experiment
 from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
@@ -48,9 +49,11 @@ ALL_POINTS = 10_000_000
 
 
 @router.get("")
-def list_presets(user: Reader) -> PresetList:
-    """List the paper's tables and figures."""
-    return PresetList(items=[_out(preset) for preset in PRESETS.values()])
+def list_presets(settings: SettingsDep, user: Reader) -> PresetList:
+    """List the paper's tables and figures, and the checkpoints of this lab."""
+    inputs = Inputs(settings)
+    items = [_out(preset, inputs) for preset in PRESETS.values()]
+    return PresetList(items=items, checkpoints=inputs.usable_checkpoints())
 
 
 @custom.get("/v1/presets:runs", response_model=PresetRunsList)
@@ -80,8 +83,8 @@ def list_preset_runs(
 
 
 @router.get("/{name}")
-def get_preset(name: PresetName, user: Reader) -> PresetOut:
-    return _out(_find(name))
+def get_preset(name: PresetName, settings: SettingsDep, user: Reader) -> PresetOut:
+    return _out(_find(name), Inputs(settings))
 
 
 @router.get("/{name}/verdict", response_model=VerdictOut)
@@ -112,9 +115,14 @@ def get_verdict(
     )
 
 
-def _out(preset: Preset) -> PresetOut:
+def _out(preset: Preset, inputs: Inputs) -> PresetOut:
     tags = [[*tags_of(preset.name, index)] for index in range(len(preset.specs))]
-    return PresetOut.of(preset, tags=tags)
+    missing = {}
+    for spec in preset.specs:
+        for problem in inputs.problems(spec):
+            part, field = problem.pointer.strip("/").split("/")
+            missing[str(getattr(getattr(spec, part), field))] = problem.detail
+    return PresetOut.of(preset, tags=tags, missing=missing)
 
 
 def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:

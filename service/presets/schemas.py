@@ -22,11 +22,18 @@ class PresetOut(ResponseModel):
     """Tags for the experiment of each spec, by which it is found as a run of the preset."""
     needs: list[str]
     """Data sets and checkpoints that the specs read from the lab's folders."""
+    missing: dict[str, str]
+    """Names in `needs` that are known to be missing here, with the reason and what to do."""
+    seconds: float | None
+    """Time that the specs took one after the other on the processors that computed the report of
+    this version. null: they have not run there."""
 
 
 class PresetList(ResponseModel):
     items: list[PresetOut]
     """Presets."""
+    checkpoints: list[str]
+    """Checkpoints of masked language models that this service sees in the lab's folders."""
 
 
 class PresetRuns(ResponseModel):

@@ -226,3 +226,24 @@ def test_random_weights_need_none_of_the_checkpoint(settings: Settings, tmp_path
     assert "has no config.json" in detail
     spec = validate_spec({**SPEC, "model": {**model, "architecture": sizes}})
     assert [*Inputs(seen).problems(spec)] == []
+
+
+def test_presets_say_what_this_lab_has_and_lacks(
+    settings: Settings, hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder without weights is no checkpoint that scores texts."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    models = tmp_path / "models"
+    written(models / "my-bert")
+    written(models / "only-a-tokenizer", model=None)
+    seen = settings.model_copy(update={"models_dir": models, "embedded": "cpu", "data_dir": None})
+    headers = bearer(settings.key_file.read_text().strip())
+    with TestClient(create_app(seen), headers=headers) as api:
+        answer = api.get("/v1/presets").json()
+        one = api.get("/v1/presets/coherence").json()
+    assert answer["checkpoints"] == ["my-bert"]
+    missing = {preset["name"]: preset["missing"] for preset in answer["items"]}
+    assert missing["table1"] == {}
+    assert "MPT_DATA_DIR, which is not set" in missing["fig3-linear-mnist"]["mnist"]
+    assert set(missing["coherence"]) == {"nci_smiles.txt", "rxnfp-bert", "rxnmapper-albert"}
+    assert one in answer["items"]
