@@ -38,8 +38,9 @@ export function FieldErrors({ error, text, area }) {
   </ul>`;
 }
 
-export function Estimate({ validation }) {
-  if (!validation) return html`<div class="card muted">The estimate comes once the spec is right.</div>`;
+/** The estimate of a run, or of the largest of several. `lacks` says what is still to be given. */
+export function Estimate({ validation, count = 1, lacks = "The estimate comes once the spec is right." }) {
+  if (!validation) return html`<div class="card muted">${lacks}</div>`;
   const { runtime, masks, memory_bytes: memory, queue_position: position, queue_reason: reason, cached_from: cached, estimated_start: start } = validation;
   const facts = [
     ["Time", runtime ? expected(runtime) : "not known yet"],
@@ -51,6 +52,7 @@ export function Estimate({ validation }) {
   ];
   return html`<section class="card" aria-live="polite">
     <h2>Estimate</h2>
+    ${count > 1 && html`<p class="muted">Of the largest of ${count} runs.</p>`}
     ${cached && html`<p class="notice good">This was computed before: <a href=${`/experiments/${cached}`}>see it</a>.</p>`}
     <dl class="facts">${facts.filter(([, value]) => value !== null).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
   </section>`;

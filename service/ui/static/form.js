@@ -2,6 +2,7 @@
 // spec, and what is wrong the service says.
 
 import { createContext, html, useContext, useMemo, useRef, useState } from "./vendor/preact-htm.js";
+import { withFamily } from "./examples.js";
 import { plain } from "./format.js";
 import { fitted, isGroup, same, tagOf, withField } from "./schema.js";
 
@@ -9,10 +10,11 @@ const Errors = createContext([]);
 const idOf = (pointer) => pointer.slice(1).replaceAll("/", ".");
 const isWithin = (pointer, outer) => pointer === outer || pointer.startsWith(`${outer}/`);
 
-export function SpecForm({ parts, spec, errors, onChange }) {
+export function SpecForm({ parts, spec, examples, errors, onChange }) {
   const of = ({ model }) => parts[model?.family] ?? Object.values(parts)[0];
   const part = of(spec);
-  const change = (next) => onChange(of(next) === part ? next : fitted(of(next), next));
+  const isSameFamily = (next) => next.model?.family === spec.model?.family;
+  const change = (next) => onChange(isSameFamily(next) ? next : withFamily(of(next), next, spec, examples));
   return html`<${Errors.Provider} value=${errors}>
     <${Fields} part=${part} value=${spec} pointer="/spec" onChange=${change} />
   <//>`;

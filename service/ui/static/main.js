@@ -38,6 +38,7 @@ function PlannedDrains() {
 function Account({ me }) {
   async function signOut() {
     await post("/v1/sign-out");
+    sessionStorage.clear(); // what this user has typed
     location.assign("/sign-in");
   }
   return html`<div class="account">

@@ -1,118 +1,162 @@
-// Uploading a data set: chosen or dropped; a table with a preview and the options to read it.
+// Uploading a file: chosen or dropped. The service reads it at once, and the page shows what it has read; a table can be
+// read again with other options.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { post, withQuery } from "./api.js";
+import { html, useRef, useState } from "./vendor/preact-htm.js";
+import { get, post, withQuery } from "./api.js";
 import { Problem, Scroll } from "./parts.js";
 
-const KINDS = ".npy,.npz,.csv,.tsv,.parquet,.txt,.jsonl";
+export const NUMBERS = [".csv", ".tsv", ".parquet", ".npy", ".npz"];
+export const TEXTS = [".txt", ".jsonl"];
+
 const PREVIEW_BYTES = 65_536;
 const PREVIEW_ROWS = 5;
 const PREVIEW_COLUMNS = 20;
 const SEPARATORS = { csv: ",", tsv: "tab" };
 
-const endingOf = (file) => file.name.split(".").at(-1).toLowerCase();
-const isTable = (file) => ["csv", "tsv", "parquet"].includes(endingOf(file));
+const endingOf = (name) => name.split(".").at(-1).toLowerCase();
+const isTable = ({ name }) => ["csv", "tsv", "parquet"].includes(endingOf(name));
 
-export function Upload({ onUploaded }) {
+/** The name of a file without its ending. */
+export const stemOf = (name) => name.replace(/\.[^.]*$/, "");
+
+/** Why a file is not of these kinds, and what helps; null if it is. */
+export function whyNot(name, kinds) {
+  const ending = `.${endingOf(name)}`;
+  if (kinds.includes(ending)) return null;
+  if (TEXTS.includes(ending)) return `${name} has texts: choose “A checkpoint and texts” above.`;
+  if (kinds === TEXTS && NUMBERS.includes(ending)) return `${name} is a table: save the column with the texts as .txt, one text in a line.`;
+  if (/^\.xlsx?$|^\.ods$/.test(ending)) return `${name} is a spreadsheet: save it as .csv first.`;
+  return `${name} cannot be read here: give one of ${kinds.join(" ")}.`;
+}
+
+/** `upload` is the one that is used now, `earlier` are others; `onUpload` gets the next one. */
+export function Upload({ kinds, upload, earlier, onUpload }) {
   const [state, setState] = useState({});
   const [over, setOver] = useState(false);
+  const { busy, error, file, text } = state;
 
   async function send(file, options = {}) {
-    setState((last) => ({ ...last, busy: file.name, upload: null, error: null }));
+    setState((last) => ({ ...last, busy: file.name, error: null }));
     try {
-      const upload = await post(withQuery("/v1/datasets", { name: file.name, ...options }), file);
-      setState((last) => ({ ...last, busy: null, upload }));
-      onUploaded(upload);
-    } catch (error) {
-      setState((last) => ({ ...last, busy: null, error }));
+      onUpload(await post(withQuery("/v1/datasets", { name: file.name, ...options }), file));
+      setState((last) => ({ ...last, busy: null }));
+    } catch (refused) {
+      onUpload(null);
+      setState((last) => ({ ...last, busy: null, error: refused }));
     }
   }
   async function choose(file) {
     if (!file) return;
-    const text = endingOf(file) in SEPARATORS ? await file.slice(0, PREVIEW_BYTES).text() : null;
+    const wrong = whyNot(file.name, kinds);
+    onUpload(null);
+    if (wrong !== null) return setState({ error: new Error(wrong) });
+    const text = endingOf(file.name) in SEPARATORS ? await file.slice(0, PREVIEW_BYTES).text() : null;
     setState({ file, text });
-    if (!isTable(file)) send(file);
+    send(file, guessedOptions(file.name, text));
   }
   function onDrop(event) {
     event.preventDefault();
     setOver(false);
     choose(event.dataTransfer.files[0]);
   }
-  const { busy, upload, error, file, text } = state;
-  return html`<section class="card stack">
-    <h2>Your own data</h2>
+  const reuse = (id) => id && get(`/v1/datasets/${id}`).then((found) => { setState({}); onUpload(found); }, (refused) => setState({ error: refused }));
+  return html`<div class="stack">
     <div class=${over ? "drop over" : "drop"} onDrop=${onDrop} onDragLeave=${() => setOver(false)}
       onDragOver=${(event) => { event.preventDefault(); setOver(true); }}>
       <label for="file">Drop a file here, or choose one</label>
-      <input id="file" type="file" accept=${KINDS} onChange=${(event) => choose(event.target.files[0])} />
-      <p class="small muted">${KINDS.replaceAll(",", " ")}</p>
+      <input id="file" type="file" accept=${kinds.join()} onChange=${(event) => choose(event.target.files[0])} />
+      <p class="small muted">${kinds.join(" ")}</p>
     </div>
-    ${file && isTable(file) && html`<${Reading} key=${file.name + file.size} file=${file} text=${text} busy=${Boolean(busy)}
-      onUpload=${(options) => send(file, options)} />`}
-    ${busy && html`<p role="status">Uploading ${busy}…</p>`}
+    ${earlier.length > 0 && html`<div class="field">
+      <label for="earlier">or one that you uploaded before</label>
+      <select id="earlier" onChange=${(event) => reuse(event.target.value)}>
+        <option value="">–</option>
+        ${earlier.map(({ id, name }) => html`<option value=${id} selected=${id === upload?.id}>${name}</option>`)}
+      </select>
+    </div>`}
+    ${busy && html`<p role="status">Reading ${busy}…</p>`}
+    <${Problem} error=${error} />
     ${upload && html`<div role="status" class="wrap stack">
-      <p>${upload.name}: ${upload.summary}. The spec names it now.</p>
+      <p><strong>${upload.name}</strong>: ${upload.summary}.</p>
       ${Object.entries(upload.left_out).map(([name, why]) => html`<p class="small muted">${name} was left out: ${why}</p>`)}
       ${upload.warnings.map((warning) => html`<p class="notice small">${warning}</p>`)}
     </div>`}
-    <${Problem} error=${error} />
-  </section>`;
+    ${file && isTable(file) && html`<${Reading} key=${file.name + file.size} file=${file} text=${text} upload=${upload} busy=${Boolean(busy)}
+      isWrong=${Boolean(error)} begun=${guessedOptions(file.name, text)} onRead=${(options) => send(file, options)} />`}
+  </div>`;
 }
 
-/** How a table is read: its first lines, and the options that change it. */
-function Reading({ file, text, busy, onUpload }) {
-  const [options, setOptions] = useState({});
+/** The first lines of a table. Once the service has read it, its names and the columns that are used stand out. */
+function FirstRows({ rows, upload }) {
+  const hasNames = upload?.header ?? false;
+  const isUsed = (name) => !hasNames || !upload.columns || upload.columns.includes(name.trim());
+  const used = (rows[0] ?? []).map(isUsed);
+  return html`<${Scroll} label="First lines of the file">
+    <table class="small"><tbody>
+      ${rows.map((cells, row) => html`<tr>
+        ${cells.slice(0, PREVIEW_COLUMNS).map((cell, column) => html`<td class=${used[column] ?? true ? "" : "muted"}>
+          ${hasNames && row === 0 ? html`<strong>${cell}</strong>` : cell}</td>`)}
+        ${cells.length > PREVIEW_COLUMNS && html`<td class="muted">and ${cells.length - PREVIEW_COLUMNS} more</td>`}
+      </tr>`)}
+    </tbody></table>
+  <//>`;
+}
+
+/** How a table is read: its first lines, and the options that change it. They open where the service cannot read it so. */
+function Reading({ file, text, upload, busy, isWrong, begun, onRead }) {
+  const [options, setOptions] = useState(begun);
   const [ids, setIds] = useState([]);
   const [typed, setTyped] = useState("");
+  const opened = useRef(false); // an error opens them, and they stay open
+  opened.current ||= isWrong;
   const set = (name) => (event) => setOptions((last) => ({ ...last, [name]: event.target.value }));
   const isText = text !== null;
-  const separator = options.sep || SEPARATORS[endingOf(file)];
-  const rows = isText ? firstRows(text, separator === "tab" ? "\t" : separator) : [];
+  const usual = SEPARATORS[endingOf(file.name)];
+  const rows = isText ? firstRows(text, options.sep || usual) : [];
   const names = options.header === "no" ? [] : (rows[0] ?? []).map((cell) => cell.trim()).filter(Boolean);
   const offered = [...new Set(names)].slice(0, PREVIEW_COLUMNS);
   const index = [...offered.filter((name) => ids.includes(name)), ...typed.split(",").map((name) => name.trim()).filter(Boolean)];
   const toggle = (name) => (event) => setIds((last) => (event.target.checked ? [...last, name] : last.filter((other) => other !== name)));
-  return html`<form class="stack" onSubmit=${(event) => { event.preventDefault(); onUpload({ ...options, index }); }}>
-    ${isText && html`<${Scroll} label="First lines of the file">
-      <table class="small"><tbody>
-        ${rows.map((cells) => html`<tr>
-          ${cells.slice(0, PREVIEW_COLUMNS).map((cell) => html`<td>${cell}</td>`)}
-          ${cells.length > PREVIEW_COLUMNS && html`<td class="muted">and ${cells.length - PREVIEW_COLUMNS} more</td>`}
-        </tr>`)}
-      </tbody></table>
-    <//>
-    <${Select} name="header" label="First line" onChange=${set("header")}
-      values=${{ "": "names or data, by its cells", yes: "names of the columns", no: "data" }} />
-    <${Select} name="sep" label="Cells are separated by" onChange=${set("sep")}
-      values=${{ "": separatorName(SEPARATORS[endingOf(file)]), ",": "commas", ";": "semicolons", tab: "tabs", "|": "|" }} />
-    <${Select} name="decimal" label="Decimal separator" onChange=${set("decimal")} values=${{ "": "point: 1.5", ",": "comma: 1,5" }} />
-    <${Select} name="thousands" label="Thousands are separated by" onChange=${set("thousands")}
-      values=${{ "": "nothing", ",": "commas", ".": "points", " ": "spaces", "'": "'", _: "_" }} />`}
-    ${offered.length > 0 && html`<div class="field">
-      <span id="upload-ids" class="label">Columns of ids</span>
-      <div class="chips" role="group" aria-labelledby="upload-ids">
-        ${offered.map((name) => html`<label><input type="checkbox" checked=${ids.includes(name)} onChange=${toggle(name)} />${name}</label>`)}
+  return html`
+    ${isText && html`<${FirstRows} rows=${rows} upload=${upload} />`}
+    <details open=${opened.current}>
+      <summary>Read it in another way</summary>
+      <div class="stack inset part">
+        ${isText && html`<div class="halves">
+          <${Select} name="header" label="First line" value=${options.header} onChange=${set("header")}
+            values=${{ "": "names or data, by its cells", yes: "names of the columns", no: "data" }} />
+          <${Select} name="sep" label="Cells are separated by" value=${options.sep} onChange=${set("sep")}
+            values=${{ "": separatorName(usual), ",": "commas", ";": "semicolons", tab: "tabs", "|": "|" }} />
+          <${Select} name="decimal" label="Decimal separator" value=${options.decimal} onChange=${set("decimal")} values=${{ "": "point: 1.5", ",": "comma: 1,5" }} />
+          <${Select} name="thousands" label="Thousands are separated by" value=${options.thousands} onChange=${set("thousands")}
+            values=${{ "": "nothing", ",": "commas", ".": "points", " ": "spaces", "'": "'", _: "_" }} />
+        </div>`}
+        ${offered.length > 0 && html`<div class="field">
+          <span id="upload-ids" class="label">Columns of ids</span>
+          <div class="chips" role="group" aria-labelledby="upload-ids">
+            ${offered.map((name) => html`<label><input type="checkbox" checked=${ids.includes(name)} onChange=${toggle(name)} />${name}</label>`)}
+          </div>
+          <span class="small muted">They identify the rows and are no measurements.</span>
+        </div>`}
+        ${(!isText || names.length > PREVIEW_COLUMNS) && html`<div class="field">
+          <label for="upload-index">${isText ? "More columns of ids" : "Columns of ids"}, with commas between</label>
+          <input id="upload-index" value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" spellcheck="false" />
+          <span class="small muted">They identify the rows and are no measurements.</span>
+        </div>`}
+        <label class="row"><input type="checkbox" onChange=${(event) => setOptions((last) => ({ ...last, drop_non_numeric: event.target.checked ? "yes" : "" }))} />
+          Leave out columns that are not numbers</label>
+        <button type="button" disabled=${busy} onClick=${() => onRead({ ...options, index })}>Read ${file.name} again</button>
       </div>
-      <span class="small muted">They identify the rows and are no measurements.</span>
-    </div>`}
-    ${(!isText || names.length > PREVIEW_COLUMNS) && html`<div class="field">
-      <label for="upload-index">${isText ? "More columns of ids" : "Columns of ids"}, with commas between</label>
-      <input id="upload-index" value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" spellcheck="false" />
-      <span class="small muted">They identify the rows and are no measurements.</span>
-    </div>`}
-    <label class="row"><input type="checkbox" onChange=${(event) => setOptions((last) => ({ ...last, drop_non_numeric: event.target.checked ? "yes" : "" }))} />
-      Leave out columns that are not numbers</label>
-    <button class="primary" disabled=${busy}>Upload ${file.name}</button>
-  </form>`;
+    </details>`;
 }
 
 const separatorName = (separator) => ({ ",": "commas, as in .csv", tab: "tabs, as in .tsv" })[separator];
 
-function Select({ name, label, values, onChange }) {
+function Select({ name, label, value = "", values, onChange }) {
   return html`<div class="field">
     <label for=${`upload-${name}`}>${label}</label>
     <select id=${`upload-${name}`} onChange=${onChange}>
-      ${Object.entries(values).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
+      ${Object.entries(values).map(([one, text]) => html`<option value=${one} selected=${one === value}>${text}</option>`)}
     </select>
   </div>`;
 }
@@ -120,7 +164,17 @@ function Select({ name, label, values, onChange }) {
 /** The cells of the first lines, as a preview: the service reads the file itself. */
 function firstRows(text, separator) {
   const lines = text.replace(/^\uFEFF/, "").split(/\r\n|\n|\r/).filter((line) => line.trim());
-  return lines.slice(0, PREVIEW_ROWS).map((line) => cellsOf(line, separator));
+  return lines.slice(0, PREVIEW_ROWS).map((line) => cellsOf(line, separator === "tab" ? "\t" : separator));
+}
+
+/** How a .csv file is probably read whose first line has no comma between cells, as those of a spreadsheet program in German. */
+export function guessedOptions(name, text) {
+  if (text === null || endingOf(name) !== "csv" || firstRows(text, ",")[0]?.length !== 1) return {};
+  const sep = [";", "tab", "|"].find((one) => firstRows(text, one)[0]?.length > 1);
+  if (sep === undefined) return {};
+  const cells = firstRows(text, sep).flat().map((cell) => cell.trim());
+  const hasCommas = cells.some((cell) => /^[+-]?\d+,\d+$/.test(cell)) && !cells.some((cell) => /^[+-]?\d+\.\d+$/.test(cell));
+  return { sep, ...(hasCommas ? { decimal: "," } : {}) };
 }
 
 function cellsOf(line, separator) {

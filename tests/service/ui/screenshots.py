@@ -37,6 +37,8 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "sweep": f"/sweeps/{ids['sweep']}",
         "sweep-wide": f"/sweeps/{ids['wide sweep']}",
         "new": "/new",
+        "new-texts": "/new?way=texts",
+        "new-spec": "/new?way=spec",
         "paper": "/paper",
         "lab": "/lab",
         "docs": "/docs",

@@ -67,7 +67,7 @@ def test_no_sign_in_leads_to_another_host(stranger: Page, lab: BrowsedLab, targe
 
 
 def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new"))
+    page.goto(lab.url("/new?way=spec"))
     page.select_option("#preset", "fig1-left 0")
     page.fill("#name", "to be watched")
     page.get_by_role("button", name="Submit").click()
@@ -221,7 +221,7 @@ def test_the_list_is_filtered_by_status_and_family(page: Page, lab: BrowsedLab) 
 
 
 def test_errors_are_shown_at_their_field(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new"))
+    page.goto(lab.url("/new?way=spec"))
     spec = page.locator("#spec")
     expect(page.get_by_role("heading", name="Estimate")).to_be_visible()
     spec.fill(spec.input_value().replace('"latent_dim": 10', '"latent_dim": 100'))
@@ -292,7 +292,7 @@ def test_pages_of_members_have_their_projects(page: Page, stranger: Page, lab: B
     key = key_of(lab.database, "paula", Role.MEMBER)
     lab.api.add_project("vision", members=["paula"])
     signed_in(stranger, lab.service, key)
-    stranger.goto(lab.url("/new"))
+    stranger.goto(lab.url("/new?way=spec"))
     expect(stranger.get_by_role("heading", name="Estimate")).to_be_visible()
     stranger.get_by_label("Project").select_option("vision")
     stranger.locator("#name").fill("of us")
@@ -311,7 +311,7 @@ def test_pages_of_members_have_their_projects(page: Page, stranger: Page, lab: B
         expect(stranger.locator("#whose")).to_have_value("project")
         expect(stranger.locator("tbody tr")).to_have_count(count)
     lab.api.change_project("vision", open=False)
-    stranger.goto(lab.url("/new"))
+    stranger.goto(lab.url("/new?way=spec"))
     expect(stranger.get_by_role("heading", name="Estimate")).to_be_visible()
     expect(stranger.get_by_label("Project")).to_have_count(0)
     for path in ("/", "/sweeps", "/new"):

@@ -1,6 +1,5 @@
 """Parts of pages: the form of a spec, charts, tables, views, admin pages."""
 
-import json
 import re
 from xml.etree import ElementTree
 
@@ -15,7 +14,6 @@ from service.vocabulary import Role, Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
 from tests.support.filled_lab import H100, end, key_of
-from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.slow
 """Each journey takes a browser two seconds of a processor. `make test` runs the main ones, those of
@@ -33,7 +31,7 @@ def said(page: Page, path: str) -> Locator:
 
 
 def test_the_form_and_the_json_are_one_spec(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new"))
+    page.goto(lab.url("/new?way=spec"))
     spec = page.locator("#spec")
     field(page, "model.latent_dim").fill("7")
     expect(spec).to_have_value(containing('"latent_dim": 7'))
@@ -53,69 +51,13 @@ def test_the_form_and_the_json_are_one_spec(page: Page, lab: BrowsedLab) -> None
     expect(page.get_by_text("The fields come back")).to_be_visible()
 
 
-def test_an_upload_needs_no_more_than_its_file(page: Page, lab: BrowsedLab) -> None:
-    content = "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(7))
-    page.goto(lab.url("/new"))
-    page.locator("#spec").fill(json.dumps(ppca_spec(model__init="random", model__latent_dim=2)))
-    page.set_input_files(
-        "#file", {"name": "mine.csv", "mimeType": "text/csv", "buffer": content.encode()}
-    )
-    page.get_by_role("button", name="Upload mine.csv").click()
-    expect(page.get_by_text("mine.csv: 7 rows × 3 columns; header: first line.")).to_be_visible()
-    page.get_by_role("button", name="Submit").click()
-    page.wait_for_url("**/experiments/*")
-    data = lab.api.get(page.url.split("/")[-1])["spec"]["data"]
-    assert (data["n"], data["dim"]) == (7, 3)
-
-
-def test_a_table_is_read_as_the_options_of_its_upload_say(page: Page, lab: BrowsedLab) -> None:
-    """Ids and notes are no measurements, as by `mpt`, the client and plain HTTP."""
-    rows = [f"s{i};n;{i},5;{i * i % 5},25;{1 + i % 3}" for i in range(7)]
-    content = "\ufeffid;note;2019;2020;2021\n" + "\n".join(rows)
-    page.goto(lab.url("/new"))
-    page.set_input_files(
-        "#file", {"name": "excel.csv", "mimeType": "text/csv", "buffer": content.encode()}
-    )
-    send = page.get_by_role("button", name="Upload excel.csv")
-    send.click()
-    expect(page.get_by_role("alert")).to_contain_text("give --sep ';'")
-    page.get_by_label("Cells are separated by").select_option(";")
-    preview = page.get_by_role("region", name="First lines of the file")
-    expect(preview.get_by_role("row").first.get_by_role("cell")).to_have_text(
-        ["id", "note", "2019", "2020", "2021"]
-    )
-    page.get_by_label("Decimal separator").select_option(",")
-    page.get_by_label("Leave out columns that are not numbers").check()
-    send.click()
-    expect(page.get_by_role("alert")).to_contain_text("may be the names of the columns or data")
-    page.get_by_role("group", name="Columns of ids").get_by_label("id", exact=True).check()
-    page.get_by_label("First line", exact=True).select_option("yes")
-    send.click()
-    summary = "excel.csv: 7 rows × 3 columns; header: first line; ids: id; left out: note."
-    expect(page.get_by_text(summary)).to_be_visible()
-    expect(page.get_by_text("note was left out: not numbers: line 2 is 'n'")).to_be_visible()
-    made = lab.api.dataset(json.loads(page.locator("#spec").input_value())["data"]["dataset"])
-    assert (made["columns"], made["ids"]) == (["2019", "2020", "2021"], ["id"])
-
-
-def test_changing_family_or_source_keeps_the_common_fields(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new"))
-    spec = page.locator("#spec")
+def test_changing_the_source_shows_what_it_needs(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/new?way=spec"))
     field(page, "data.source").select_option("ppca")
     for name in ("n", "dim", "latent_dim", "noise_precision"):
         expect(said(page, f"data.{name}")).to_be_visible()
     field(page, "data.n").fill("no number")
     expect(said(page, "data.n")).to_contain_text("integer")
-    field(page, "model.family").select_option("vae")
-    expect(spec).to_have_value(containing('"latent_dim": 10'))
-    expect(spec).not_to_have_value(containing("maximum_likelihood"))
-    expect(page.get_by_label("lml", exact=True)).to_be_visible()  # which a PPCA had no choice of
-    field(page, "model.likelihood.distribution").select_option("gaussian")
-    expect(said(page, "model.likelihood.noise_precision")).to_be_visible()
-    field(page, "model.family").select_option("masked_lm")
-    expect(spec).not_to_have_value(containing("latent_dim"))
-    expect(field(page, "data.source")).to_have_value("glue")
-    expect(said(page, "model.checkpoint")).to_be_visible()
 
 
 FITTED = """async ([files, specs]) => {
@@ -127,7 +69,7 @@ FITTED = """async ([files, specs]) => {
 
 def test_the_form_has_room_for_all_that_a_spec_may_say(page: Page, lab: BrowsedLab) -> None:
     """The form reproduces each preset of every family exactly."""
-    page.goto(lab.url("/new"))
+    page.goto(lab.url("/new?way=spec"))
     files = page.locator("link[rel=icon]").evaluate("icon => icon.href").rsplit("/", 1)[0]
     specs = [one.specs[-1] for one in PRESETS.values()]
     kept = page.evaluate(FITTED, [files, [one.model_dump(mode="json") for one in specs]])

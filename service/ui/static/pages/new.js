@@ -1,51 +1,50 @@
-// A new experiment: from a preset, from an earlier one, by a form or as JSON; checked while one types.
+// A new experiment: own data, a checkpoint and texts, or a spec; checked while one types.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useMemo, useState } from "../vendor/preact-htm.js";
 import { Away, get, post } from "../api.js";
-import { Estimate, FieldErrors } from "../checking.js";
-import { SpecForm } from "../form.js";
+import { Estimate } from "../checking.js";
+import { useDraft } from "../draft.js";
+import { examplesOf } from "../examples.js";
 import { useLive } from "../live.js";
+import { BEGUN, OwnData, requestOf as ofData } from "../own-data.js";
+import { OwnTexts, begunWith, requestOf as ofTexts } from "../own-texts.js";
 import { Loading, Problem } from "../parts.js";
 import { useProjects } from "../projects.js";
 import { partsOf } from "../schema.js";
 import { withMoreMasks } from "../spec.js";
-import { Upload } from "../upload.js";
+import { SpecEditor, textOf } from "../spec-editor.js";
+import { Tabs, useTab } from "../tabs.js";
 
 const PAUSE_MS = 400;
-const EXAMPLE = {
-  model: { family: "ppca", latent_dim: 10, init: "maximum_likelihood" },
-  data: { source: "digits" },
-  evaluate: { masks: { schedule: "all", per_size: 100 } },
-  seeds: [4, 44],
-};
+const WAYS = { data: "Your own data", texts: "A checkpoint and texts", spec: "A spec" };
+const LACKS = { data: "Choose a file and a range of K.", texts: "Choose a checkpoint and give some texts." };
 
-/** What the form holds as a submission; throws SyntaxError where the spec is no JSON. */
-function submissionOf({ text, name, tags, shared, project }) {
-  const spec = JSON.parse(text);
-  const beside = name.trim() ? { name: name.trim() } : {};
-  const list = tags.split(",").map((one) => one.trim()).filter(Boolean);
-  return { spec, ...beside, tags: list, visibility: shared ? "lab" : null, project: project || null };
+/** What is to be submitted in this way, as `{path, body, checked, count}`; null where something lacks. Throws SyntaxError. */
+function requestOf(way, values) {
+  if (way === "data") return ofData(values.data);
+  if (way === "texts") return ofTexts(values.texts);
+  const body = { spec: JSON.parse(values.text) };
+  return { path: "/v1/experiments", body, checked: body, count: 1 };
 }
 
-/** The spec that a text is; null where it is no JSON object. */
-function specOf(text) {
-  try {
-    const spec = JSON.parse(text);
-    return spec !== null && typeof spec === "object" && !Array.isArray(spec) ? spec : null;
-  } catch {
-    return null;
-  }
+/** What is submitted beside the spec. */
+function besideOf({ name, tags, shared, project }) {
+  const list = tags.split(",").map((one) => one.trim()).filter(Boolean);
+  const named = name.trim() ? { name: name.trim() } : {};
+  return { ...named, tags: list, visibility: shared ? "lab" : null, project: project || null };
 }
 
 /** What the service says of the form, asked when one has paused. */
-function useCheck(form) {
+function useCheck(way, values) {
   const [check, setCheck] = useState({});
   useEffect(() => {
     let current = true;
     const set = (found) => current && setCheck(found);
     const timer = setTimeout(async () => {
       try {
-        set({ validation: await post("/v1/experiments:validate", submissionOf(form)) });
+        const request = requestOf(way, values);
+        const asked = request && { ...request.checked, ...besideOf(values) };
+        set(request ? { request, validation: await post("/v1/experiments:validate", asked) } : {});
       } catch (error) {
         set({ error });
       }
@@ -54,130 +53,123 @@ function useCheck(form) {
       current = false;
       clearTimeout(timer);
     };
-  }, [form]);
+  }, [way, values]);
   return check;
 }
 
-/** What the form begins with, by the address: ?preset=NAME&part=0, ?from=ID&masks=4, or an example. */
-async function beginning(presets) {
+/** The spec that the page begins with, by the address: ?preset=NAME&part=0, ?from=ID&masks=4, or an example. */
+async function beginning(presets, example) {
   const query = new URLSearchParams(location.search);
   const preset = presets.find((one) => one.name === query.get("preset"));
   if (preset) return { spec: preset.specs[Number(query.get("part") ?? 0)] ?? preset.specs[0], name: preset.title };
-  if (!query.has("from")) return { spec: EXAMPLE, name: "" };
+  if (!query.has("from")) return { spec: example, name: "" };
   const experiment = await get(`/v1/experiments/${query.get("from")}`);
   const times = Number(query.get("masks") ?? 1);
   if (times > 1) return { spec: withMoreMasks(experiment.spec, times), name: `${experiment.title}, more masks`.slice(0, 200) };
   return { spec: experiment.spec, name: experiment.name ? `${experiment.name}, again`.slice(0, 200) : "" };
 }
 
-function PresetChoice({ presets, onChoose }) {
-  return html`<div class="field">
-    <label for="preset">Begin with</label>
-    <select id="preset" onChange=${(event) => event.target.value && onChoose(...event.target.value.split(" "))}>
-      <option value="">a preset of the paper…</option>
-      ${presets.flatMap((preset) => preset.specs.map((_, part) => html`<option value=${`${preset.name} ${part}`}>
-        ${preset.title}${preset.specs.length > 1 && `, ${part + 1} of ${preset.specs.length}`}
-      </option>`))}
-    </select>
-  </div>`;
-}
+/** Whether the address names the spec that the page begins with. */
+const hasSpec = () => ["preset", "from"].some((name) => new URLSearchParams(location.search).has(name));
 
-function ProjectChoice({ projects, onChoose, problem }) {
+function ProjectChoice({ projects, project, onChoose, problem }) {
   return html`<div class="field">
     <label for="project">Project</label>
     <select id="project" aria-invalid=${Boolean(problem)} onChange=${(event) => onChoose(event.target.value)}>
       <option value="">none: my own share</option>
-      ${projects.map(({ name }) => html`<option value=${name}>${name}</option>`)}
+      ${projects.map(({ name }) => html`<option value=${name} selected=${name === project}>${name}</option>`)}
     </select>
     ${problem && html`<span class="bad-text small">${problem}</span>`}
     <span class="small muted">Its members may read the experiment, and the run is charged to it.</span>
   </div>`;
 }
 
-function Form({ presets, parts, begun, me }) {
-  const [form, setForm] = useState({ text: JSON.stringify(begun.spec, null, 2), name: begun.name, tags: "", shared: false, project: "" });
+function Form({ presets, parts, checkpoints, datasets, begun, me }) {
+  const [way, choose] = useTab("way", WAYS, hasSpec() ? "spec" : "data");
+  const examples = useMemo(() => examplesOf(checkpoints), [checkpoints]);
+  const first = useMemo(() => ({
+    text: textOf(begun.spec), data: BEGUN, texts: begunWith(checkpoints), name: begun.name, tags: "", shared: false, project: "",
+  }), []);
+  const query = new URLSearchParams(location.search);
+  const { values, change, forget, isKept } = useDraft(`${me.name} ${query.get("preset")} ${query.get("from")}`, first);
   const [refused, setRefused] = useState(null);
   const [busy, setBusy] = useState(false);
-  const area = useRef(null);
-  const spec = useMemo(() => specOf(form.text), [form.text]);
-  const check = useCheck(form);
+  const check = useCheck(way, values);
   const projects = useProjects(me).filter((one) => one.open);
-  const change = (values) => setForm((last) => ({ ...last, ...values }));
   const error = refused ?? check.error;
   const at = (pointer) => (error?.at ? error.at(pointer) : null);
-  const wrongSpec = error instanceof SyntaxError || error?.errors?.some((one) => one.pointer.startsWith("/spec"));
+  const { count = 1 } = check.request ?? {};
 
-  function choose(name, part) {
-    const preset = presets.find((one) => one.name === name);
-    change({ text: JSON.stringify(preset.specs[part], null, 2), name: preset.title });
-  }
+  /** The changes of a part of the values; a file or a preset gives the name, unless one has typed another. */
+  const changePart = (part) => (changes, name) => {
+    const isNamed = values.name.trim() && values.name !== values.namedBy;
+    change({ [part]: { ...values[part], ...changes }, ...(name && !isNamed ? { name, namedBy: name } : {}) });
+  };
   async function onSubmit(event) {
     event.preventDefault();
+    if (!check.validation) return;
     setBusy(true);
     try {
-      const made = await post("/v1/experiments", submissionOf(form));
-      location.assign(`/experiments/${made.id}`);
+      const { path, body } = check.request;
+      const made = await post(path, { ...body, ...besideOf(values) });
+      forget();
+      location.assign(path.endsWith("sweeps") ? `/sweeps/${made.id}` : `/experiments/${made.id}`);
     } catch (problem) {
       setRefused(problem);
       setBusy(false);
     }
   }
-  useEffect(() => setRefused(null), [form]);
-
-  return html`<form class="columns" onSubmit=${onSubmit}>
-    <div class="editor">
-      <section class="card stack" aria-label="Fields">
-        <${PresetChoice} presets=${presets} onChoose=${choose} />
-        ${spec === null && html`<p class="muted">The fields come back once the JSON is right.</p>`}
-        ${spec !== null && html`<${SpecForm} parts=${parts} spec=${spec} errors=${error?.errors ?? []}
-          onChange=${(next) => change({ text: JSON.stringify(next, null, 2) })} />`}
-      </section>
-      <div class="card field sticky">
-        <label for="spec">Spec, as JSON</label>
-        <textarea id="spec" ref=${area} rows="24" spellcheck="false" value=${form.text} aria-invalid=${Boolean(wrongSpec)}
-          aria-describedby=${wrongSpec ? "spec-errors" : null} onInput=${(event) => change({ text: event.target.value })}></textarea>
-        <${FieldErrors} error=${error} text=${form.text} area=${area} />
-      </div>
-    </div>
-    <div class="stack">
-      <div class="card stack">
-        <div class="field">
-          <label for="name">Name</label>
-          <input id="name" value=${form.name} maxlength="200" aria-invalid=${Boolean(at("/name"))} onInput=${(event) => change({ name: event.target.value })} />
-          ${at("/name") && html`<span class="bad-text small">${at("/name")}</span>`}
-        </div>
-        <div class="field">
-          <label for="tags">Tags, with commas between</label>
-          <input id="tags" value=${form.tags} onInput=${(event) => change({ tags: event.target.value })} />
-        </div>
-        ${projects.length > 0 && html`<${ProjectChoice} projects=${projects} problem=${at("/project")}
-          onChoose=${(project) => change({ project })} />`}
-        <label class="row"><input type="checkbox" checked=${form.shared} onChange=${(event) => change({ shared: event.target.checked })} />Share with the lab</label>
-        <button class="primary" disabled=${busy || !check.validation}>${busy ? "Submitting…" : "Submit"}</button>
-        ${refused && !refused.errors?.length && html`<${Problem} error=${refused} />`}
-        ${check.error instanceof Away && html`<p class="muted">The service does not answer now.</p>`}
-      </div>
-      <${Estimate} validation=${check.validation} />
-      <${Upload} onUploaded=${(upload) => change({ text: withUpload(form.text, upload) })} />
-    </div>
-  </form>`;
-}
-
-/** The spec with an upload as its data, where it is JSON. */
-function withUpload(text, upload) {
-  try {
-    return JSON.stringify({ ...JSON.parse(text), data: { source: "upload", dataset: upload.id } }, null, 2);
-  } catch {
-    return text;
+  function startOver() {
+    forget();
+    location.reload();
   }
+  useEffect(() => setRefused(null), [way, values]);
+
+  const submits = count > 1 ? `Submit ${count} runs` : "Submit";
+  return html`
+    <${Tabs} label="Ways to begin" name="way" tabs=${WAYS} current=${way} onChoose=${choose} />
+    ${isKept && html`<p class="row muted">This is what you typed before. <button type="button" class="quiet" onClick=${startOver}>Start over</button></p>`}
+    <form class="columns sends" onSubmit=${onSubmit}>
+      ${way === "data" && html`<${OwnData} values=${values.data} error=${error} onChange=${changePart("data")}
+        earlier=${datasets.filter(({ dim }) => dim !== null)} />`}
+      ${way === "texts" && html`<${OwnTexts} values=${values.texts} error=${error} onChange=${changePart("texts")}
+        checkpoints=${checkpoints} earlier=${datasets.filter(({ dim }) => dim === null)} />`}
+      ${way === "spec" && html`<${SpecEditor} text=${values.text} presets=${presets} parts=${parts} examples=${examples} error=${error}
+        onChange=${(text, name) => change({ text, ...(name ? { name } : {}) })} />`}
+      <div class="stack">
+        <div class="card send">
+          <div class="field grow">
+            <label for="name">Name</label>
+            <input id="name" value=${values.name} maxlength="200" aria-invalid=${Boolean(at("/name"))} onInput=${(event) => change({ name: event.target.value })} />
+            ${at("/name") && html`<span class="bad-text small">${at("/name")}</span>`}
+          </div>
+          <button class="primary" disabled=${busy || !check.validation}>${busy ? "Submitting…" : submits}</button>
+          ${refused && !refused.errors?.length && html`<${Problem} error=${refused} />`}
+          ${check.error instanceof Away && html`<p class="muted">The service does not answer now.</p>`}
+        </div>
+        <div class="card stack">
+          <div class="field">
+            <label for="tags">Tags, with commas between</label>
+            <input id="tags" value=${values.tags} onInput=${(event) => change({ tags: event.target.value })} />
+          </div>
+          ${projects.length > 0 && html`<${ProjectChoice} projects=${projects} project=${values.project} problem=${at("/project")}
+            onChoose=${(project) => change({ project })} />`}
+          <label class="row"><input type="checkbox" checked=${values.shared} onChange=${(event) => change({ shared: event.target.checked })} />Share with the lab</label>
+        </div>
+        <${Estimate} validation=${check.validation} count=${count} lacks=${check.error ? undefined : LACKS[way]} />
+      </div>
+    </form>`;
 }
 
 export default function New({ me, may }) {
   const read = async () => {
-    const [{ items: presets }, document] = await Promise.all([get("/v1/presets"), get("/openapi.json")]);
-    return { presets, parts: partsOf(document), begun: await beginning(presets) };
+    const [{ items: presets, checkpoints }, document, { items: datasets }] = await Promise.all([
+      get("/v1/presets"), get("/openapi.json"), get("/v1/datasets"),
+    ]);
+    const example = examplesOf(checkpoints).ppca;
+    return { presets, checkpoints, datasets, parts: partsOf(document), begun: await beginning(presets, example) };
   };
-  const { data, error } = useLive(read, [], () => true);
+  const { data, error } = useLive(may("submit") ? read : async () => null, [], () => true);
   if (!may("submit")) {
     return html`<div class="card empty"><h1>You may only look</h1><p>Your key does not let you submit: ask an admin for one that does.</p></div>`;
   }
