@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from mptcore.presets import PRESETS
+from mptlab import Client
 from service.experiments.models import Queue
 from service.queue import drains, workers
 from service.queue.workers import Vitals
@@ -154,7 +155,14 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     page.goto(lab.url("/paper"))
     count = len(PRESETS)
     expect(page.get_by_text(f"0 agree · 1 differ · {count - 1} not run")).to_be_visible()
+    figures = page.get_by_role("region", name="Can run here")
+    expect(figures.locator("> .entry > details > summary h3")).to_have_text(
+        ["Table 1: MPT and LML of PPCA", *(f"Fig. {i}" for i in range(1, 6)), "Table 2",
+         "Beyond the paper"]
+    )  # fmt: skip
     figure = page.get_by_role("article", name="Fig. 1, left")
+    expect(figure).to_be_hidden()
+    page.get_by_role("region", name="Fig. 1").locator("summary").first.press("Enter")
     expect(figure.locator("svg.thumb")).to_be_visible()
     expect(figure.get_by_role("button", name="Run")).to_be_hidden()
     figure.locator("summary").first.press("Enter")
@@ -167,6 +175,7 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     expect(figure.locator("svg.thumb path")).to_have_count(2)  # the mean over seeds, the limit
     expect(figure).to_contain_text("took less than 1 s")
     bert = page.get_by_role("article", name="GLUE MRPC").first
+    page.get_by_role("region", name="Table 2").locator("summary").first.click()
     expect(bert.locator(".status")).to_have_text("not run")
     expect(bert.get_by_text("Area −1773.45 pretrained")).to_be_hidden()
     bert.get_by_role("heading").click()
@@ -175,6 +184,22 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     expect(bert.locator("svg")).to_have_count(0)
     figure.get_by_text("Curves, with what was published").click()
     expect(figure.locator(".u-legend").first).to_contain_text("published limit")
+
+
+def test_all_quick_presets_are_queued_at_once(stranger: Page, lab: BrowsedLab) -> None:
+    key = key_of(lab.database, "pia", Role.MEMBER)
+    signed_in(stranger, lab.service, key)
+    stranger.goto(lab.url("/paper"))
+    button = stranger.get_by_role("button", name="quick ones")
+    (count,) = re.findall(r"\d+", button.inner_text())
+    button.click()
+    expect(stranger.get_by_text(f"{count} running")).to_be_visible()
+    expect(button).to_have_count(0)
+    with Client(lab.service.url, key) as api:
+        assert {"preset:table1", "preset:fig4-right"} <= {
+            tag for one in api.experiments() for tag in one["tags"]
+        }
+        api.cancel_matching(status="queued")
 
 
 def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: BrowsedLab) -> None:
