@@ -24,7 +24,14 @@ const DISABLED = {
 };
 
 /** The users, who has used the server most of late first. */
-function Users({ users, usage }) {
+export function Users() {
+  const read = async () => {
+    const [users, usage] = await Promise.all([get("/v1/users"), get("/v1/usage")]);
+    return { users: users.items, usage: usage.items };
+  };
+  const { data, error } = useLive(read, []);
+  if (!data) return html`<${Problem} error=${error} />`;
+  const { users, usage } = data;
   const known = new Map(users.map((one) => [one.name, one]));
   const rows = usage.map((one) => ({ ...one, user: known.get(one.name) })).filter(({ user }) => user);
   const columns = [
@@ -52,7 +59,7 @@ const ENTRY = [
   ["Details", "wide wrap", (entry) => html`<span class="small muted">${told(entry.details)}</span>`],
 ];
 
-function Audit() {
+export function Audit() {
   const [asked, setAsked] = useState({ actor: "", object_id: "", cursor: null });
   const path = withQuery("/v1/audit", { ...asked, limit: 20 });
   const { data, error } = useLive(() => get(path), [path]);
@@ -62,7 +69,7 @@ function Audit() {
     setAsked({ actor: form.get("actor").trim(), object_id: form.get("object").trim(), cursor: null });
   }
   return html`<section class="card flush">
-    <h2>Audit log</h2>
+    <h2 class="unseen">Audit log</h2>
     <form class="bar row end fields" onSubmit=${onSubmit}>
       <div class="field"><label for="actor">User</label><input id="actor" name="actor" maxlength="100" /></div>
       <div class="field"><label for="object">Id of the object</label><input id="object" name="object" maxlength="100" /></div>
@@ -76,16 +83,4 @@ function Audit() {
       ${data?.next_cursor && html`<button type="button" onClick=${() => setAsked({ ...asked, cursor: data.next_cursor })}>Older</button>`}
     </div>
   </section>`;
-}
-
-export function Administration() {
-  const read = async () => {
-    const [users, usage] = await Promise.all([get("/v1/users"), get("/v1/usage")]);
-    return { users: users.items, usage: usage.items };
-  };
-  const { data, error } = useLive(read, []);
-  return html`
-    <${Problem} error=${error} />
-    ${data && html`<${Users} ...${data} />`}
-    <${Audit} />`;
 }

@@ -7,14 +7,19 @@ import { useLive } from "./live.js";
 
 const HOURS = [1, 6, 24];
 const GIB = 2 ** 30;
+const UNITS = [["hours", 3_600_000], ["minutes", 60_000]];
 
-function chartsOf({ at, stretch_s: stretch, items }) {
+/** The charts, from the first sample on: before it the service or its workers were not there. */
+export function chartsOf({ at, stretch_s: stretch, items }) {
+  const isKnown = (_, i) => items.some((one) => one.busy[i] !== null || one.memory_free[i] !== null);
+  const first = Math.max(0, at.findIndex(isKnown));
   const end = Date.parse(at[at.length - 1]) + 1000 * stretch;
-  const x = at.map((moment) => (Date.parse(moment) - end) / 3_600_000);
-  const std_err = at.map(() => null);
-  const of = (column, unit) =>
-    items.map((one) => ({ label: one.id, x, std_err, value: one[column].map((value) => (value === null ? null : value / unit)) }));
-  return { busy: of("busy", 0.01), free: of("memory_free", GIB) };
+  const [unit, unitMs] = UNITS.find(([, size]) => end - Date.parse(at[first]) >= 2 * size) ?? UNITS.at(-1);
+  const x = at.slice(first).map((moment) => (Date.parse(moment) - end) / unitMs);
+  const std_err = x.map(() => null);
+  const of = (column, scale) =>
+    items.map((one) => ({ label: one.id, x, std_err, value: one[column].slice(first).map((value) => (value === null ? null : value / scale)) }));
+  return { busy: of("busy", 0.01), free: of("memory_free", GIB), xLabel: `${unit} from now` };
 }
 
 export function WorkerHistory() {
@@ -31,8 +36,8 @@ export function WorkerHistory() {
       </select>
     </div>
     <div class="halves">
-      <${Chart} title="Use of workers" toZero series=${charts.busy} xLabel="hours" yLabel="% of the time with a run" />
-      <${Chart} title="Free memory of machines and GPUs" toZero series=${charts.free} xLabel="hours" yLabel="GiB" />
+      <${Chart} title="Use of workers" toZero series=${charts.busy} xLabel=${charts.xLabel} yLabel="time with a run, %" />
+      <${Chart} title="Free memory of machines and GPUs" toZero series=${charts.free} xLabel=${charts.xLabel} yLabel="free memory, GiB" />
     </div>
   </section>`;
 }

@@ -41,6 +41,7 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "new-spec": "/new?way=spec",
         "paper": "/paper",
         "lab": "/lab",
+        "audit": "/lab?tab=audit",
         "docs": "/docs",
         "help": "/help",
         "settings": "/help/settings",

@@ -210,6 +210,8 @@ def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: Browse
     expect(use).to_have_attribute("aria-label", re.compile("node2:gpu0: 1[23] points"))
     users = page.get_by_role("region", name="Users")
     expect(users.get_by_role("row", name="local")).to_contain_text("admin")
+    expect(page.get_by_role("region", name="Audit log")).to_have_count(0)
+    page.get_by_role("link", name="Audit log").click()
     page.get_by_label("User", exact=True).fill("mpt migrate")
     page.get_by_role("button", name="Show").click()
     done = page.get_by_role("region", name="Audit log").locator("tbody tr")

@@ -2,11 +2,12 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { provider, signInByAccount } from "../account.js";
-import { Administration } from "../administration.js";
+import { Audit, Users } from "../administration.js";
 import { call, get, post, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Confirm, Copy, Empty, Problem, Progress, Status, Table, When } from "../parts.js";
+import { Confirm, Copy, Empty, Loading, Problem, Progress, Status, Table, When } from "../parts.js";
+import { Tabs, useTab } from "../tabs.js";
 import { WorkerHistory } from "../worker-history.js";
 
 const Title = ({ of }) => html`<a class=${of.name ? "name" : "name muted"} href=${`/experiments/${of.id}`}>${titleOf(of)}</a>`;
@@ -19,7 +20,7 @@ function Running({ experiments }) {
   ];
   return html`<section class="card flush">
     <h2>My running experiments</h2>
-    ${experiments.length ? html`<${Table} label="Running" columns=${columns} rows=${experiments} />` : html`<${Empty} title="Nothing runs" />`}
+    ${experiments.length ? html`<${Table} label="Running" columns=${columns} rows=${experiments} />` : html`<p class="bar muted">Nothing runs.</p>`}
   </section>`;
 }
 
@@ -33,7 +34,7 @@ function Queue({ queue }) {
   ];
   return html`<section class="card flush">
     <h2>My waiting experiments</h2>
-    ${items.length ? html`<${Table} label="Queue" columns=${columns} rows=${items} />` : html`<${Empty} title="Nothing waits" />`}
+    ${items.length ? html`<${Table} label="Queue" columns=${columns} rows=${items} />` : html`<p class="bar muted">Nothing waits.</p>`}
   </section>`;
 }
 
@@ -64,10 +65,11 @@ function drained({ drained_by: by, has_begun: hasBegun, starts_at: start, until 
 }
 
 function memory({ gpu, ...worker }) {
-  const [free, total, used, where] = gpu
-    ? [worker.gpu_memory_free, worker.gpu_memory_total, worker.gpu_memory_ours, ` on GPU ${worker.gpu_number ?? ""}`]
-    : [worker.memory_free, worker.memory_total, worker.memory_ours, ""];
-  return `${bytes(free)} of ${bytes(total)}${where}; its run uses ${bytes(used ?? 0)}`;
+  const [free, total, used] = gpu
+    ? [worker.gpu_memory_free, worker.gpu_memory_total, worker.gpu_memory_ours]
+    : [worker.memory_free, worker.memory_total, worker.memory_ours];
+  const where = gpu && worker.gpu_number !== null && worker.gpu_number !== undefined ? ` on GPU ${worker.gpu_number}` : "";
+  return `${bytes(free)}${total === null ? "" : ` of ${bytes(total)}`}${where}${used ? `; its run uses ${bytes(used)}` : ""}`;
 }
 
 /** Whose run a worker has, until when at least, and who may displace it. */
@@ -185,8 +187,9 @@ function Keys({ me, may, keys, onDone }) {
 }
 
 const MAX_RUNNING = 20;
+const TABS = { now: "Workers and queue", audit: "Audit log" };
 
-export default function Lab({ me, may }) {
+function Now({ me, may }) {
   const read = async () => {
     const [queue, running, workers, keys] = await Promise.all([
       get("/v1/queue"),
@@ -197,18 +200,24 @@ export default function Lab({ me, may }) {
     return { queue, running: running.items, workers: workers.items, keys: keys.items };
   };
   const { data, error, refresh } = useLive(read, []);
+  return html`
+    <${Problem} error=${error} />
+    ${!data && !error && html`<${Loading} />`}
+    ${data && html`
+      <${Workers} workers=${data.workers} slots=${data.queue.slots} />
+      <div class="halves"><${Queue} queue=${data.queue} /><${Running} experiments=${data.running} /></div>
+      <${WorkerHistory} />
+      <div class="halves"><${Usage} queue=${data.queue} /><${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} /></div>
+      ${may("admin") && html`<${Users} />`}
+      <p class="muted">For scripts: <a href="/docs">the API</a>.</p>`}`;
+}
+
+export default function Lab({ me, may }) {
+  const [tab, choose] = useTab("tab", TABS);
+  const hasTabs = may("admin");
   return html`<div class="stack">
     <h1>The lab</h1>
-    <${Problem} error=${error} />
-    ${data && html`
-      <div class="halves">
-        <${Workers} workers=${data.workers} slots=${data.queue.slots} />
-        <${Running} experiments=${data.running} />
-      </div>
-      <div class="halves"><${Queue} queue=${data.queue} /><${Usage} queue=${data.queue} /></div>
-      <${WorkerHistory} />
-      <${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} />
-      ${may("admin") && html`<${Administration} />`}
-      <p class="muted">For scripts: <a href="/docs">the API</a>.</p>`}
+    ${hasTabs && html`<${Tabs} label="The lab" name="tab" tabs=${TABS} current=${tab} onChoose=${choose} />`}
+    ${hasTabs && tab === "audit" ? html`<${Audit} />` : html`<${Now} me=${me} may=${may} />`}
   </div>`;
 }
