@@ -13,6 +13,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from mdit_py_plugins.anchors import anchors_plugin
 
+from service.ui.help_search import Section, sections
+
 DOCUMENTS = Path(__file__).parent / "documents"
 README = DOCUMENTS / "README.md"
 
@@ -37,6 +39,7 @@ class Document(NamedTuple):
 
     title: str
     html: str
+    sections: list[Section]
 
 
 @cache
@@ -48,8 +51,15 @@ def documents() -> dict[str, Document]:
     return {ADDRESSES[file]: _document(file) for file in dict.fromkeys([*order, *ADDRESSES])}
 
 
+@cache
+def search_index() -> list[Section]:
+    """Return the sections of all documents."""
+    return [section for document in documents().values() for section in document.sections]
+
+
 def _document(file: Path) -> Document:
     tokens = _markdown.parse(_text(file))
+    parts = sections(ADDRESSES[file], tokens)
     inner = _inner(tokens)
     link = None
     for token in inner:
@@ -59,7 +69,8 @@ def _document(file: Path) -> Document:
             link = _to_page(file, token)
         elif token.type == "link_close" and link is not None:
             token.tag = link.tag
-    return Document(tokens[1].content, _markdown.renderer.render(tokens, _markdown.options, {}))
+    html = _markdown.renderer.render(tokens, _markdown.options, {})
+    return Document(tokens[1].content, html, parts)
 
 
 def _inner(tokens: Sequence[Token]) -> list[Token]:

@@ -17,7 +17,8 @@ from mptcore.protocol.metrics import RESULTS, WITHOUT_UNIT
 from service.accounts.sign_in_routes import SIGN_IN_PAGE
 from service.experiments.filters.fields import FAMILIES
 from service.refusals import ApiError
-from service.ui.help import documents
+from service.ui.help import documents, search_index
+from service.ui.help_search import search
 from service.vocabulary import Status
 from service.web.files import RangedFile
 from service.web.headers import PAGE, PAGE_FILE
@@ -65,6 +66,9 @@ PAGES = {
 NAVIGATION = {path: PAGES[path][1] for path in ("/", "/sweeps", "/paper", "/lab")} | {
     "/help": "Help"
 }
+
+MAX_QUERY = 200
+"""Characters of a search in the help."""
 
 _templates = Environment(
     loader=PackageLoader("service.ui"), autoescape=select_autoescape(), trim_blocks=True
@@ -129,13 +133,15 @@ def documentation() -> HTMLResponse:
 @router.get("/help")
 @router.get("/help/{name}")
 def help_page(request: Request) -> HTMLResponse:
-    """Show a document."""
+    """Show a document, or what a search for `q` found in all of them."""
     document = documents().get(request.url.path)
     if document is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "there is no such page: /help lists them")
+    query = request.query_params.get("q", "").strip()[:MAX_QUERY]
     return _framed(
-        request, "help.html", name="help", title=document.title, document=document,
-        documents=documents(),
+        request, "help.html", name="help", title=f"Search: {query}" if query else document.title,
+        document=document, documents=documents(), query=query,
+        results=search(search_index(), query) if query else [],
     )  # fmt: skip
 
 

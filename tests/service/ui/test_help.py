@@ -69,6 +69,33 @@ def test_the_report_has_its_pictures(api: TestClient) -> None:
     assert "<h1" in page
 
 
+def linked(page: str) -> list[str]:
+    """Return the addresses that a search found, in their order."""
+    return re.findall(r'<li>\s*<a href="([^"#]*)', page.split("</article>")[0])
+
+
+@pytest.mark.parametrize("address", sorted(ADDRESSES.values()))
+def test_each_document_is_found_by_its_words(api: TestClient, address: str) -> None:
+    """Search for the words of its title, and for some in the middle of its longest section."""
+    document = documents()[address]
+    assert linked(api.get("/help", params={"q": document.title}).text)[0] == address
+    longest = max(document.sections, key=lambda one: len(one.text))
+    middle = len(longest.text) // 2
+    words = re.findall(r"\w{4,}", longest.text[middle : middle + 100])
+    assert address in linked(api.get("/help", params={"q": " ".join(words)}).text)
+
+
+def test_a_search_shows_the_words_where_they_are(api: TestClient) -> None:
+    """In any order, in small or capital letters; without a result it says so."""
+    page = api.get("/help", params={"q": "models_dir mpt"}).text
+    assert "<mark>" in page
+    assert "/help/settings" in linked(page)
+    assert not re.search(r"<script|<style", page)
+    assert "Nothing found for “qwertz”" in api.get("/help", params={"q": "qwertz"}).text
+    assert "&lt;b&gt;" in api.get("/help", params={"q": "<b>"}).text
+    assert linked(api.get("/help", params={"q": " "}).text) == []
+
+
 def test_an_unknown_document(api: TestClient) -> None:
     answer = api.get("/help/nothing")
     assert answer.status_code == 404
