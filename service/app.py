@@ -128,6 +128,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.add_middleware(AnswerHeaders)  # the last added is the first to see a request
     install_handlers(app)
+    pages.show_missing_pages(app)
     app.router.routes += _routes()
     return app
 

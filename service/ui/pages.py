@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from mptcore.protocol.metrics import RESULTS, WITHOUT_UNIT
 from service.accounts.sign_in_routes import SIGN_IN_PAGE
@@ -106,6 +107,32 @@ def _page(request: Request) -> HTMLResponse:
     )
 
 
+def _wants_page(request: Request) -> bool:
+    """Return whether a browser asks for a page. Scripts and clients accept JSON or anything."""
+    is_page = request.method == "GET" and not request.url.path.startswith(("/v1/", "/static/"))
+    return is_page and "text/html" in request.headers.get("accept", "")
+
+
+def _missing(request: Request) -> HTMLResponse:
+    page = _framed(request, "missing.html", name="missing", title="No such page")
+    page.status_code = HTTPStatus.NOT_FOUND
+    return page
+
+
+def show_missing_pages(app: FastAPI) -> None:
+    """Answer a browser that asks for an unknown path with a page. Other clients get a problem."""
+    answer: Any = app.exception_handlers[StarletteHTTPException]
+
+    async def missing_or_problem(request: Request, error: Exception) -> Response:
+        is_unknown = getattr(error, "status_code", None) == HTTPStatus.NOT_FOUND
+        if is_unknown and _wants_page(request):
+            return _missing(request)
+        response: Response = await answer(request, error)
+        return response
+
+    app.add_exception_handler(StarletteHTTPException, missing_or_problem)
+
+
 def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
     text = _templates.get_template(template).render(
         statuses=" ".join(Status),
@@ -135,6 +162,8 @@ def documentation() -> HTMLResponse:
 def help_page(request: Request) -> HTMLResponse:
     """Show a document, or what a search for `q` found in all of them."""
     document = documents().get(request.url.path)
+    if document is None and _wants_page(request):
+        return _missing(request)
     if document is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "there is no such page: /help lists them")
     query = request.query_params.get("q", "").strip()[:MAX_QUERY]

@@ -65,7 +65,7 @@ export function Actions({ experiment, me, onDone }) {
     ${question === "cancel" && html`<${Confirm} title="Cancel this run?" action="Cancel the run" onAnswer=${answer(() => perform("cancel"))}>
       <p class="wrap">${titleOf(experiment)}: what it has computed stays; it does not go on.</p>
     <//>`}
-    ${question === "delete" && html`<${Confirm} title="Delete this experiment?" action="Delete" onAnswer=${answer(remove)}>
+    ${question === "delete" && html`<${Confirm} title="Delete this experiment?" action="Delete" deletes onAnswer=${answer(remove)}>
       <p class="wrap">${titleOf(experiment)}: no one sees it from then on, and its files go after a time.
         Until then <code>mpt undelete ${experiment.id}</code> brings it back.</p>
     <//>`}

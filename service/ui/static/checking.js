@@ -2,6 +2,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { bytes, dateTime, expected, number } from "./format.js";
+import { withCode } from "./parts.js";
 
 /** Where a JSON pointer's field stands in a text: its key after those of its parents. */
 function placeOf(text, pointer) {
@@ -31,7 +32,7 @@ export function FieldErrors({ error, text, area }) {
     ${error.errors.map(({ pointer, detail }) => {
       const place = pointer.startsWith("/spec") ? placeOf(text, pointer) : null;
       return html`<li key=${pointer}>
-        <code>${pointer}</code>: ${detail}
+        <code>${pointer}</code>: ${withCode(detail)}
         ${place && html` <button type="button" class="quiet" onClick=${() => show(place)}>line ${lineOf(text, place[0])}</button>`}
       </li>`;
     })}

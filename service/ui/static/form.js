@@ -4,6 +4,7 @@
 import { createContext, html, useContext, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { withFamily } from "./examples.js";
 import { plain } from "./format.js";
+import { withCode } from "./parts.js";
 import { fitted, isGroup, same, tagOf, withField } from "./schema.js";
 
 const Errors = createContext([]);
@@ -84,16 +85,13 @@ function Member({ part, value, pointer, onChange }) {
     <${Fields} key=${tag} part=${part.members[tag]} value=${value} pointer=${pointer} onChange=${onChange} />`;
 }
 
-/** A text with its parts between backticks as code. */
-const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
-
 /** What the service says is wrong with a field, or else what it is about. */
 function Hint({ pointer, about, exact = false }) {
   const errors = useContext(Errors);
   const wrong = errors.filter((one) => (exact ? one.pointer === pointer : isWithin(one.pointer, pointer)));
   if (!wrong.length && !about) return null;
   return html`<span id=${`${idOf(pointer)}.hint`} class=${wrong.length ? "bad-text small" : "muted small"}>
-    ${wrong.length ? wrong.map((one) => one.detail).join("; ") : withCode(about)}
+    ${withCode(wrong.length ? wrong.map((one) => one.detail).join("; ") : about)}
   </span>`;
 }
 

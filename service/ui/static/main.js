@@ -1,7 +1,8 @@
 // Every page begins here: the page's own component, the account, and the banners.
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
-import { get, post } from "./api.js";
+import { signOut } from "./account.js";
+import { get } from "./api.js";
 import { dateTime } from "./format.js";
 import { follow, useAway } from "./live.js";
 
@@ -36,11 +37,6 @@ function PlannedDrains() {
 }
 
 function Account({ me }) {
-  async function signOut() {
-    await post("/v1/sign-out");
-    sessionStorage.clear(); // what this user has typed
-    location.assign("/sign-in");
-  }
   return html`<div class="account">
     <a href="/lab" title=${me.role}>${me.name}</a>
     <button class="quiet" type="button" onClick=${signOut}>Sign out</button>

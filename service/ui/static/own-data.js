@@ -1,6 +1,7 @@
 // Own numbers: a file, the models to fit and their latent dimensions. `mpt submit --data FILE` submits the same.
 
 import { html } from "./vendor/preact-htm.js";
+import { withCode } from "./parts.js";
 import { NUMBERS, Upload, stemOf } from "./upload.js";
 
 const MODELS = { ppca: "PPCA", factor_analysis: "factor analysis", "ppca,factor_analysis": "both" };
@@ -48,7 +49,7 @@ export function OwnData({ values, earlier, error, onChange }) {
     ? { upload: null, array: "" }
     : { upload: next, array: Object.keys(next.arrays ?? {})[0] ?? "", last: String(firstLast(next)) }, next && stemOf(next.name));
   const arrays = Object.keys(upload?.arrays ?? {});
-  const number = (name, value, label) => html`<input class="brief" type="number" min="1" aria-label=${label} value=${value}
+  const number = (name, value, label) => html`<input class="count" type="number" min="1" aria-label=${label} value=${value}
     aria-invalid=${Boolean(wrong) || rangeOf(first, last) === null} aria-describedby="k-hint" onInput=${set(name)} />`;
   return html`<section class="card stack" aria-label="Your own data">
     <${Upload} kinds=${NUMBERS} upload=${upload} earlier=${earlier} onUpload=${onUpload} />
@@ -67,9 +68,9 @@ export function OwnData({ values, earlier, error, onChange }) {
         <span id="k-label" class="label">Latent dimensions K</span>
         <div class="row">from ${number("first", first, "K from")} to ${number("last", last, "K to")}</div>
         <span id="k-hint" class=${wrong ? "bad-text small" : "muted small"}>
-          ${wrong ?? "A run for each K. A fifth of the rows is held out, and the sweep says which K describes them best."}</span>
+          ${withCode(wrong ?? "A run for each K. A fifth of the rows is held out, and the sweep says which K describes them best.")}</span>
       </div>
     </div>
-    ${others.length > 0 && html`<ul class="bad-text small" role="alert">${others.map(({ detail }) => html`<li>${detail}</li>`)}</ul>`}
+    ${others.length > 0 && html`<ul class="bad-text small" role="alert">${others.map(({ detail }) => html`<li>${withCode(detail)}</li>`)}</ul>`}
   </section>`;
 }

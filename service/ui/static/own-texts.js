@@ -1,6 +1,7 @@
 // A checkpoint and texts, which it scores. `mpt score FILE --checkpoint NAME` and `mpt submit --text FILE` submit the same.
 
 import { html, useState } from "./vendor/preact-htm.js";
+import { withCode } from "./parts.js";
 import { TEXTS, Upload, stemOf } from "./upload.js";
 
 export const begunWith = (checkpoints) => ({ checkpoint: checkpoints[0] ?? "", lines: "", upload: null, column: "text", result: "each" });
@@ -68,6 +69,6 @@ export function OwnTexts({ values, checkpoints, earlier, error, onChange }) {
       <label for="column">Field of the texts</label>
       <input id="column" class="short" value=${column} onInput=${set("column")} />
     </div>`}
-    ${error?.errors?.length > 0 && html`<ul class="bad-text small" role="alert">${error.errors.map(({ detail }) => html`<li>${detail}</li>`)}</ul>`}
+    ${error?.errors?.length > 0 && html`<ul class="bad-text small" role="alert">${error.errors.map(({ detail }) => html`<li>${withCode(detail)}</li>`)}</ul>`}
   </section>`;
 }

@@ -29,25 +29,34 @@ export function Progress({ experiment, label }) {
   </div>`;
 }
 
+/** A text with its parts between backticks as code. */
+export const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
+
 /** What the service refused, or what else went wrong, where the reader is told. */
 export function Problem({ error }) {
   if (!error) return null;
   const rest = error.errors?.length > 1 ? error.errors : [];
   const said = rest.length ? "The service refused this:" : error.message || "The service does not answer.";
   return html`<div class="notice error" role="alert">
-    ${said}
+    ${withCode(said)}
     ${rest.length > 0 && html`<ul>
-      ${rest.map((one) => html`<li><code>${one.pointer}</code>: ${one.detail}</li>`)}
+      ${rest.map((one) => html`<li><code>${one.pointer}</code>: ${withCode(one.detail)}</li>`)}
     </ul>`}
   </div>`;
 }
 
+const ABSENT = {
+  403: ["You may not see this", "Ask its owner to share it, or an admin for a key that may."],
+  404: ["There is nothing here for you", "It was deleted, its owner does not share it with you, or the address is mistyped."],
+};
+
 /** What stands in place of a page that there is nothing to show of. */
 export function Missing({ error }) {
-  const title = { 403: "You may not see this", 404: "There is nothing here for you" }[error.status];
+  const [title, why] = ABSENT[error.status] ?? ["This did not work"];
   return html`<div class="card empty">
-    <h1>${title ?? "This did not work"}</h1>
-    <p>${error.message}</p>
+    <h1>${title}</h1>
+    ${why && html`<p>${why}</p>`}
+    <p class=${why ? "small" : ""}>${withCode(error.message)}</p>
     <a class="button" href="/">To the experiments</a>
   </div>`;
 }
@@ -126,16 +135,23 @@ export function Tabs({ label, tabs, children }) {
   </div>`;
 }
 
-/** A question before something that cannot be undone. `onAnswer` gets true or false. */
-export function Confirm({ title, action, children, onAnswer }) {
+/**
+ * A question before something that cannot be undone. `onAnswer` gets true or false. If it `deletes`, Enter keeps what is there;
+ * else Enter does what was asked for.
+ */
+export function Confirm({ title, action, deletes = false, children, onAnswer }) {
   const dialog = useRef(null);
-  useEffect(() => dialog.current.showModal(), []);
+  const first = useRef(null);
+  useEffect(() => {
+    dialog.current.showModal();
+    first.current.focus();
+  }, []);
   return html`<dialog ref=${dialog} aria-labelledby="question" onCancel=${() => onAnswer(false)}>
     <h2 id="question">${title}</h2>
     ${children}
     <div class="row">
-      <button class="danger" type="button" onClick=${() => onAnswer(true)}>${action}</button>
-      <button type="button" onClick=${() => onAnswer(false)}>Keep</button>
+      <button class="danger" type="button" ref=${deletes ? null : first} onClick=${() => onAnswer(true)}>${action}</button>
+      <button type="button" ref=${deletes ? first : null} onClick=${() => onAnswer(false)}>Keep</button>
     </div>
   </dialog>`;
 }

@@ -32,8 +32,8 @@ const MAX_NAMES = 8;
 const runs = (number) => (number === 1 ? "1 run" : `${number} runs`);
 
 /** A question about several experiments, with their names. */
-function Question({ title, action, experiments, onAnswer, children }) {
-  return html`<${Confirm} title=${title} action=${action} onAnswer=${onAnswer}>
+function Question({ title, action, deletes, experiments, onAnswer, children }) {
+  return html`<${Confirm} title=${title} action=${action} deletes=${deletes} onAnswer=${onAnswer}>
     <ul>${experiments.slice(0, MAX_NAMES).map((one) => html`<li key=${one.id} class="wrap">${titleOf(one)}</li>`)}</ul>
     ${experiments.length > MAX_NAMES && html`<p>and ${experiments.length - MAX_NAMES} more</p>`}
     ${children}
@@ -87,6 +87,6 @@ export function Selection({ selected, clear, onDone }) {
     </div>`}
     ${question === "cancel" && html`<${Question} title=${`Cancel ${runs(open.length)}?`} action=${`Cancel ${runs(open.length)}`}
       experiments=${open} onAnswer=${answer(cancel)}><p>What they have computed stays; they do not go on.</p><//>`}
-    ${question === "delete" && html`<${Question} title=${`Delete ${count(ids.length)}?`} action="Delete"
+    ${question === "delete" && html`<${Question} title=${`Delete ${count(ids.length)}?`} action="Delete" deletes
       experiments=${experiments} onAnswer=${answer(remove)} />`}`;
 }

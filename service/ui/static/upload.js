@@ -3,7 +3,7 @@
 
 import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get, post, withQuery } from "./api.js";
-import { Problem, Scroll } from "./parts.js";
+import { Problem, Scroll, withCode } from "./parts.js";
 
 export const NUMBERS = [".csv", ".tsv", ".parquet", ".npy", ".npz"];
 export const TEXTS = [".txt", ".jsonl"];
@@ -78,8 +78,8 @@ export function Upload({ kinds, upload, earlier, onUpload }) {
     <${Problem} error=${error} />
     ${upload && html`<div role="status" class="wrap stack">
       <p><strong>${upload.name}</strong>: ${upload.summary}.</p>
-      ${Object.entries(upload.left_out).map(([name, why]) => html`<p class="small muted">${name} was left out: ${why}</p>`)}
-      ${upload.warnings.map((warning) => html`<p class="notice small">${warning}</p>`)}
+      ${Object.entries(upload.left_out).map(([name, why]) => html`<p class="small muted">${name} was left out: ${withCode(why)}</p>`)}
+      ${upload.warnings.map((warning) => html`<p class="notice small">${withCode(warning)}</p>`)}
     </div>`}
     ${file && isTable(file) && html`<${Reading} key=${file.name + file.size} file=${file} text=${text} upload=${upload} busy=${Boolean(busy)}
       isWrong=${Boolean(error)} begun=${guessedOptions(file.name, text)} onRead=${(options) => send(file, options)} />`}

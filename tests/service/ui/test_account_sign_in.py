@@ -69,6 +69,14 @@ def test_a_member_makes_a_key_an_hour_after_the_sign_in(
     expect(page).to_have_url(f"{service.url}/lab")
     me = httpx.get(f"{service.url}/v1/me", headers=bearer(key), trust_env=False)
     assert me.json()["name"] == "ann"
+    page.get_by_role("button", name="Sign out").click()
+    signed_out = page.get_by_text("You are signed out here")
+    expect(signed_out).to_contain_text("You are still signed in at 127.0.0.1")
+    page.fill("#key", key)
+    page.get_by_role("button", name="Sign in", exact=True).click()
+    page.get_by_role("button", name="Sign out").click()
+    expect(signed_out).to_be_visible()
+    expect(signed_out).not_to_contain_text("still signed in")
 
 
 def test_a_refusal_is_shown_and_the_address_is_cleaned(page: Page, service: Service) -> None:

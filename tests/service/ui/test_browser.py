@@ -67,7 +67,7 @@ def test_no_sign_in_leads_to_another_host(stranger: Page, lab: BrowsedLab, targe
 
 
 def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new?way=spec"))
+    page.goto(lab.url("/new?tab=spec"))
     page.select_option("#preset", "fig1-left 0")
     page.fill("#name", "to be watched")
     page.get_by_role("button", name="Submit").click()
@@ -171,6 +171,7 @@ def test_experiments_are_cancelled_on_their_page_and_in_the_list(
     page.goto(lab.url(f"/experiments/{ids[0]}"))
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_contain_text("Cancel this run?")
+    expect(page.get_by_role("button", name="Cancel the run")).to_be_focused()
     assert lab.status(ids[0]) == Status.QUEUED
     page.get_by_role("dialog").get_by_role("button", name="Cancel the run").click()
     expect(page.locator(".first .status")).to_have_text("cancelled")
@@ -188,6 +189,7 @@ def test_experiments_are_cancelled_on_their_page_and_in_the_list(
     assert [lab.status(one) for one in ids] == [Status.CANCELLED] * 3
     page.get_by_label("Select all of this page").check()
     page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("button", name="Keep")).to_be_focused()  # Enter deletes nothing
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No experiment matches")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
@@ -221,7 +223,7 @@ def test_the_list_is_filtered_by_status_and_family(page: Page, lab: BrowsedLab) 
 
 
 def test_errors_are_shown_at_their_field(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new?way=spec"))
+    page.goto(lab.url("/new?tab=spec"))
     spec = page.locator("#spec")
     expect(page.get_by_role("heading", name="Estimate")).to_be_visible()
     spec.fill(spec.input_value().replace('"latent_dim": 10', '"latent_dim": 100'))
@@ -292,7 +294,7 @@ def test_pages_of_members_have_their_projects(page: Page, stranger: Page, lab: B
     key = key_of(lab.database, "paula", Role.MEMBER)
     lab.api.add_project("vision", members=["paula"])
     signed_in(stranger, lab.service, key)
-    stranger.goto(lab.url("/new?way=spec"))
+    stranger.goto(lab.url("/new?tab=spec"))
     expect(stranger.get_by_role("heading", name="Estimate")).to_be_visible()
     stranger.get_by_label("Project").select_option("vision")
     stranger.locator("#name").fill("of us")
@@ -311,7 +313,7 @@ def test_pages_of_members_have_their_projects(page: Page, stranger: Page, lab: B
         expect(stranger.locator("#whose")).to_have_value("project")
         expect(stranger.locator("tbody tr")).to_have_count(count)
     lab.api.change_project("vision", open=False)
-    stranger.goto(lab.url("/new?way=spec"))
+    stranger.goto(lab.url("/new?tab=spec"))
     expect(stranger.get_by_role("heading", name="Estimate")).to_be_visible()
     expect(stranger.get_by_label("Project")).to_have_count(0)
     for path in ("/", "/sweeps", "/new"):

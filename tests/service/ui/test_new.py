@@ -56,7 +56,7 @@ def test_a_table_is_read_again_as_its_options_say(page: Page, lab: BrowsedLab) -
 
 def test_texts_are_scored_by_a_checkpoint(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/new"))
-    page.get_by_role("link", name="A checkpoint and texts").click()
+    page.get_by_role("tab", name="A checkpoint and texts").click()
     page.get_by_label("Checkpoint", exact=True).fill("tiny")
     page.get_by_label("Texts, one in each line").fill("one text\n\nanother text\n")
     page.get_by_role("button", name="Submit").click()
@@ -70,7 +70,7 @@ def test_texts_are_scored_by_a_checkpoint(page: Page, lab: BrowsedLab) -> None:
 
 def test_each_family_begins_with_an_example_that_fits(page: Page, lab: BrowsedLab) -> None:
     """Fields that were changed are kept as far as they fit."""
-    page.goto(lab.url("/new?way=spec"))
+    page.goto(lab.url("/new?tab=spec"))
     spec = page.locator("#spec")
     for family in FAMILIES:
         page.locator("[id='spec.model.family']").select_option(family)
@@ -90,7 +90,7 @@ def test_each_family_begins_with_an_example_that_fits(page: Page, lab: BrowsedLa
 def test_what_was_typed_survives_the_end_of_a_sign_in(stranger: Page, lab: BrowsedLab) -> None:
     key = key_of(lab.database, "dora", Role.MEMBER)
     signed_in(stranger, lab.service, key)
-    stranger.goto(lab.url("/new?way=spec"))
+    stranger.goto(lab.url("/new?tab=spec"))
     stranger.fill("#name", "half typed")
     with lab.database.transaction() as session:
         user = accounts.find(session, "dora")
@@ -110,7 +110,7 @@ def test_what_was_typed_survives_the_end_of_a_sign_in(stranger: Page, lab: Brows
 @pytest.mark.parametrize("way", ["data", "spec"])
 def test_name_and_submit_stay_in_reach_on_a_phone(page: Page, lab: BrowsedLab, way: str) -> None:
     page.set_viewport_size(PHONE)
-    page.goto(lab.url(f"/new?way={way}"))
+    page.goto(lab.url(f"/new?tab={way}"))
     for to in ("0", "document.body.scrollHeight"):
         page.evaluate(f"scrollTo(0, {to})")
         expect(page.locator("#name")).to_be_in_viewport(ratio=1)

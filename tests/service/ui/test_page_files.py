@@ -43,6 +43,17 @@ def test_other_files_are_not_served(api: TestClient, name: str) -> None:
     assert api.get(f"/static/{EDITION}/{name}").status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/nothing", "/help/nothing", "/sweeps/a/b"])
+def test_a_browser_gets_a_page_for_an_unknown_path(api: TestClient, path: str) -> None:
+    """Other clients get a problem, and so does each path of the API."""
+    page = api.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+    assert page.status_code == 404
+    assert "This page does not exist" in page.text
+    assert 'action="/help"' in page.text
+    assert api.get(path).json()["status"] == 404
+    assert api.get("/v1/nothing", headers={"Accept": "text/html"}).json()["status"] == 404
+
+
 def test_vendored_files_equal_the_published_ones() -> None:
     listed = {name: part for part in VENDORED for name in part["files"]}
     there = {name.removeprefix("vendor/") for name in FILES if name.startswith("vendor/")}

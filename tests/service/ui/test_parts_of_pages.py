@@ -32,7 +32,7 @@ def said(page: Page, path: str) -> Locator:
 
 
 def test_the_form_and_the_json_are_one_spec(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new?way=spec"))
+    page.goto(lab.url("/new?tab=spec"))
     spec = page.locator("#spec")
     field(page, "model.latent_dim").fill("7")
     expect(spec).to_have_value(containing('"latent_dim": 7'))
@@ -53,7 +53,7 @@ def test_the_form_and_the_json_are_one_spec(page: Page, lab: BrowsedLab) -> None
 
 
 def test_changing_the_source_shows_what_it_needs(page: Page, lab: BrowsedLab) -> None:
-    page.goto(lab.url("/new?way=spec"))
+    page.goto(lab.url("/new?tab=spec"))
     field(page, "data.source").select_option("ppca")
     for name in ("n", "dim", "latent_dim", "noise_precision"):
         expect(said(page, f"data.{name}")).to_be_visible()
@@ -70,7 +70,7 @@ FITTED = """async ([files, specs]) => {
 
 def test_the_form_has_room_for_all_that_a_spec_may_say(page: Page, lab: BrowsedLab) -> None:
     """The form reproduces each preset of every family exactly."""
-    page.goto(lab.url("/new?way=spec"))
+    page.goto(lab.url("/new?tab=spec"))
     files = page.locator("link[rel=icon]").evaluate("icon => icon.href").rsplit("/", 1)[0]
     specs = [one.specs[-1] for one in PRESETS.values()]
     kept = page.evaluate(FITTED, [files, [one.model_dump(mode="json") for one in specs]])
@@ -211,7 +211,7 @@ def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: Browse
     users = page.get_by_role("region", name="Users")
     expect(users.get_by_role("row", name="local")).to_contain_text("admin")
     expect(page.get_by_role("region", name="Audit log")).to_have_count(0)
-    page.get_by_role("link", name="Audit log").click()
+    page.get_by_role("tab", name="Audit log").click()
     page.get_by_label("User", exact=True).fill("mpt migrate")
     page.get_by_role("button", name="Show").click()
     done = page.get_by_role("region", name="Audit log").locator("tbody tr")

@@ -6,8 +6,7 @@ import { Audit, Users } from "../administration.js";
 import { call, get, post, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Confirm, Copy, Empty, Loading, Problem, Progress, Status, Table, When } from "../parts.js";
-import { Tabs, useTab } from "../tabs.js";
+import { Confirm, Copy, Empty, Loading, Problem, Progress, Status, Table, Tabs, When } from "../parts.js";
 import { WorkerHistory } from "../worker-history.js";
 
 const Title = ({ of }) => html`<a class=${of.name ? "name" : "name muted"} href=${`/experiments/${of.id}`}>${titleOf(of)}</a>`;
@@ -180,14 +179,14 @@ function Keys({ me, may, keys, onDone }) {
     <${Problem} error=${error} />
     ${provider && html`<${NewKey} onDone=${onDone} />`}
     <${Table} label="Keys" columns=${columns} rows=${keys} />
-    ${revoking && html`<${Confirm} title="Revoke this key?" action="Revoke" onAnswer=${onAnswer}>
+    ${revoking && html`<${Confirm} title="Revoke this key?" action="Revoke" deletes onAnswer=${onAnswer}>
       <p>${revoking.name ?? revoking.id} serves no request from then on${revoking.id === me.key_id && ", and this browser is signed out"}.</p>
     <//>`}
   </section>`;
 }
 
 const MAX_RUNNING = 20;
-const TABS = { now: "Workers and queue", audit: "Audit log" };
+const TABS = [["now", "Workers and queue"], ["audit", "Audit log"]];
 
 function Now({ me, may }) {
   const read = async () => {
@@ -213,11 +212,9 @@ function Now({ me, may }) {
 }
 
 export default function Lab({ me, may }) {
-  const [tab, choose] = useTab("tab", TABS);
-  const hasTabs = may("admin");
+  const now = html`<${Now} me=${me} may=${may} />`;
   return html`<div class="stack">
     <h1>The lab</h1>
-    ${hasTabs && html`<${Tabs} label="The lab" name="tab" tabs=${TABS} current=${tab} onChoose=${choose} />`}
-    ${hasTabs && tab === "audit" ? html`<${Audit} />` : html`<${Now} me=${me} may=${may} />`}
+    ${may("admin") ? html`<${Tabs} label="The lab" tabs=${TABS}>${(tab) => (tab === "audit" ? html`<${Audit} />` : now)}<//>` : now}
   </div>`;
 }

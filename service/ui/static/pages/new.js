@@ -8,15 +8,14 @@ import { examplesOf } from "../examples.js";
 import { useLive } from "../live.js";
 import { BEGUN, OwnData, requestOf as ofData } from "../own-data.js";
 import { OwnTexts, begunWith, requestOf as ofTexts } from "../own-texts.js";
-import { Loading, Problem } from "../parts.js";
+import { Loading, Problem, Tabs } from "../parts.js";
 import { useProjects } from "../projects.js";
 import { partsOf } from "../schema.js";
 import { withMoreMasks } from "../spec.js";
 import { SpecEditor, textOf } from "../spec-editor.js";
-import { Tabs, useTab } from "../tabs.js";
 
 const PAUSE_MS = 400;
-const WAYS = { data: "Your own data", texts: "A checkpoint and texts", spec: "A spec" };
+const WAYS = [["data", "Your own data"], ["texts", "A checkpoint and texts"], ["spec", "A spec"]];
 const LACKS = { data: "Choose a file and a range of K.", texts: "Choose a checkpoint and give some texts." };
 
 /** What is to be submitted in this way, as `{path, body, checked, count}`; null where something lacks. Throws SyntaxError. */
@@ -69,8 +68,13 @@ async function beginning(presets, example) {
   return { spec: experiment.spec, name: experiment.name ? `${experiment.name}, again`.slice(0, 200) : "" };
 }
 
-/** Whether the address names the spec that the page begins with. */
-const hasSpec = () => ["preset", "from"].some((name) => new URLSearchParams(location.search).has(name));
+/** Opens the tab of the spec, if the address names one and no tab. */
+function openSpec() {
+  const query = new URLSearchParams(location.search);
+  if (query.has("tab") || !["preset", "from"].some((name) => query.has(name))) return;
+  query.set("tab", "spec");
+  history.replaceState(null, "", `?${query}`);
+}
 
 function ProjectChoice({ projects, project, onChoose, problem }) {
   return html`<div class="field">
@@ -84,8 +88,7 @@ function ProjectChoice({ projects, project, onChoose, problem }) {
   </div>`;
 }
 
-function Form({ presets, parts, checkpoints, datasets, begun, me }) {
-  const [way, choose] = useTab("way", WAYS, hasSpec() ? "spec" : "data");
+function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
   const examples = useMemo(() => examplesOf(checkpoints), [checkpoints]);
   const first = useMemo(() => ({
     text: textOf(begun.spec), data: BEGUN, texts: begunWith(checkpoints), name: begun.name, tags: "", shared: false, project: "",
@@ -127,7 +130,6 @@ function Form({ presets, parts, checkpoints, datasets, begun, me }) {
 
   const submits = count > 1 ? `Submit ${count} runs` : "Submit";
   return html`
-    <${Tabs} label="Ways to begin" name="way" tabs=${WAYS} current=${way} onChoose=${choose} />
     ${isKept && html`<p class="row muted">This is what you typed before. <button type="button" class="quiet" onClick=${startOver}>Start over</button></p>`}
     <form class="columns sends" onSubmit=${onSubmit}>
       ${way === "data" && html`<${OwnData} values=${values.data} error=${error} onChange=${changePart("data")}
@@ -167,6 +169,7 @@ export default function New({ me, may }) {
       get("/v1/presets"), get("/openapi.json"), get("/v1/datasets"),
     ]);
     const example = examplesOf(checkpoints).ppca;
+    openSpec();
     return { presets, checkpoints, datasets, parts: partsOf(document), begun: await beginning(presets, example) };
   };
   const { data, error } = useLive(may("submit") ? read : async () => null, [], () => true);
@@ -176,6 +179,7 @@ export default function New({ me, may }) {
   return html`<div class="stack">
     <h1>New experiment</h1>
     <${Problem} error=${error} />
-    ${data ? html`<${Form} ...${data} me=${me} />` : !error && html`<${Loading} />`}
+    ${data && html`<${Tabs} label="Ways to begin" tabs=${WAYS}>${(way) => html`<${Form} ...${data} way=${way} me=${me} />`}<//>`}
+    ${!data && !error && html`<${Loading} />`}
   </div>`;
 }

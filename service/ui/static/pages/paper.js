@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
 import { duration, titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Loading, Problem, Progress, Status } from "../parts.js";
+import { Loading, Problem, Progress, Status, withCode } from "../parts.js";
 import { byFigure, countsOf, isHere, quickOnes, runPresets, secondsOf, standingsOf, stateOf } from "../presets.js";
 import { Comparisons, Curves, Thumbnail } from "../published.js";
 
@@ -59,7 +59,7 @@ function Preset({ preset, standing, me, may, onRun }) {
     </summary>
     <div class="stack inset">
       <p>${preset.statement}</p>
-      ${lacks.length > 0 && html`<ul class="notice warning list">${lacks.map((why) => html`<li>${why}</li>`)}</ul>`}
+      ${lacks.length > 0 && html`<ul class="notice warning list">${lacks.map((why) => html`<li>${withCode(why)}</li>`)}</ul>`}
       ${verdict && html`<${Comparisons} verdict=${verdict} title=${preset.title} />`}
       ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
       <${Runs} runs=${runs} me=${me} />

@@ -2,7 +2,7 @@
 // terminal, or by a key. Anyone can send a link, so the page asks before it signs in by one.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
-import { finishSignIn, isBack, provider, signInByAccount } from "../account.js";
+import { finishSignIn, isBack, justSignedOut, provider, signInByAccount, signedInByKey } from "../account.js";
 import { post } from "../api.js";
 import { Problem } from "../parts.js";
 
@@ -40,12 +40,14 @@ export default function SignIn() {
   const [error, setError] = useState(null);
   const [link, setLink] = useState(null); // the code of a link, and what it would do
   const [busy, setBusy] = useState(false);
+  const [signedOut] = useState(justSignedOut);
 
   async function signIn(given) {
     setBusy(true);
     setError(null);
     try {
       await post("/v1/sign-in", given);
+      signedInByKey();
       location.replace(next());
     } catch (refused) {
       setLink(null);
@@ -98,21 +100,23 @@ export default function SignIn() {
     </div>`;
   }
   return html`<div class="card narrow stack">
-    <h1>Sign in</h1>
+    <h1>Sign in to MPT Lab</h1>
+    ${signedOut !== null && html`<p class="notice" role="status">You are signed out here.
+      ${signedOut && html` You are still signed in at ${signedOut}: if others use this browser, sign out there, too.`}</p>`}
     ${provider && html`<button class="primary" type="button" disabled=${busy}
       onClick=${() => byAccount(() => signInByAccount(next()))}>
       ${busy ? "Signing in…" : `Sign in with your account at ${provider}`}
     </button>`}
     <${Problem} error=${error} />
     <p class="muted">
-      ${provider ? "Or give" : html`<code>mpt serve</code> prints a link that signs this browser in. Or give`} your API key: this
-      browser is then allowed what the key allows, until the key is revoked, for a week at most.
+      ${provider ? "Or use a key of yours." : html`On your own machine, open the link that <code>mpt serve</code> printed. In a lab, use your key.`}
     </p>
     <form onSubmit=${onSubmit} class="stack">
       <div class="field">
         <label for="key">API key</label>
         <input id="key" name="key" type="password" autocomplete="current-password" required
-          placeholder="mpt_…" spellcheck="false" />
+          placeholder="mpt_…" spellcheck="false" aria-describedby="key-hint" />
+        <span id="key-hint" class="muted small">This browser may then do what the key may, for a week at most. You have none? An admin makes one.</span>
       </div>
       <button class=${provider ? "" : "primary"} disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>

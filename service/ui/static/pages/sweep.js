@@ -173,7 +173,7 @@ function SweepActions({ sweep, onDone }) {
     <${Problem} error=${error} />
     ${question === "cancel" && html`<${Confirm} title=${`Cancel ${runs}?`} action=${`Cancel ${runs}`} onAnswer=${answer(cancel)}>
       <p>What they have computed stays; they do not go on.</p><//>`}
-    ${question === "delete" && html`<${Confirm} title="Delete this sweep?" action="Delete" onAnswer=${answer(remove)}><p>Its experiments go with it.</p><//>`}
+    ${question === "delete" && html`<${Confirm} title="Delete this sweep?" action="Delete" deletes onAnswer=${answer(remove)}><p>Its experiments go with it.</p><//>`}
   </div>`;
 }
 
