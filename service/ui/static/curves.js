@@ -8,24 +8,24 @@ const MAX_POINTS = 20_000;
 
 const TIME = "epoch"; // or "step", for a training in steps
 const ABOUT = {
-  score: ["Score by mask size", "mask size m", "S(m), nats"],
-  score_by_rate: ["Score by masking rate", "masking rate", "nats per token"],
-  score_by_rate_interim: ["Score by masking rate on the way, not final", "masks", "nats per token"],
-  score_difference: ["Difference of scores", "mask size m", "nats"],
-  convergence: ["Cumulative score less LML", "masks of each size P", "nats"],
+  score: ["Score by mask size", "mask size m", "score S(m), nats"],
+  score_by_rate: ["Score by masking rate", "masking rate", "score, nats per token"],
+  score_by_rate_interim: ["Score by masking rate on the way, not final", "masks", "score, nats per token"],
+  score_difference: ["Difference of scores", "mask size m", "difference, nats"],
+  convergence: ["Cumulative score less LML", "masks of each size P", "cumulative score − LML, nats"],
   loss: ["Loss in training", TIME, "loss, nats"],
-  loss_heldout: ["Held-out loss in training", TIME, "loss, nats"],
-  mpt: ["MPT score in training", TIME, "nats"],
-  elbo: ["ELBO in training", TIME, "nats"],
-  lml: ["LML in training", TIME, "nats"],
-  lml_heldout: ["Held-out LML in training", TIME, "nats"],
-  lml_fitting: ["LML while factor analysis is fitted", "EM iteration", "nats"],
-  bias: ["Bias of a fixed mask size", "mask size m0", "D·S(m0) − LML, nats"],
+  loss_heldout: ["Held-out loss in training", TIME, "held-out loss, nats"],
+  mpt: ["MPT score in training", TIME, "MPT score, nats"],
+  elbo: ["ELBO in training", TIME, "ELBO, nats"],
+  lml: ["LML in training", TIME, "LML, nats"],
+  lml_heldout: ["Held-out LML in training", TIME, "held-out LML, nats"],
+  lml_fitting: ["LML while factor analysis is fitted", "EM iteration", "LML, nats"],
+  bias: ["Bias of a fixed mask size", "mask size m0", "D · S(m0) − LML, nats"],
 };
 const INTERIM = "_interim";
 const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);
 
-const DIFFERENCE_BY_RATE = ["Difference of scores", "masking rate", "nats per token"];
+const DIFFERENCE_BY_RATE = ["Difference of scores", "masking rate", "difference, nats per token"];
 
 /** Title, x label and y label of a chart. The loss of a training in steps, of a language model, is that of a token. */
 export function aboutSeries(name, isByRate = false, isBySteps = false) {

@@ -21,9 +21,9 @@ test("differences by rate are drawn over the rate", () => {
   const xLabels = (...found) => curves.chartsOf(found).map(({ about }) => about.slice(1));
   const bySize = series("score_difference", {}, [1, 2, 3]);
   const byRate = series("score_difference", { model: "a" }, [0.15, 0.5, 1]);
-  assert.deepEqual(xLabels(bySize), [["mask size m", "nats"]]);
-  assert.deepEqual(xLabels(byRate), [["masking rate", "nats per token"]]);
-  assert.deepEqual(xLabels(byRate, bySize), [["masking rate", "nats per token"], ["mask size m", "nats"]]);
+  assert.deepEqual(xLabels(bySize), [["mask size m", "difference, nats"]]);
+  assert.deepEqual(xLabels(byRate), [["masking rate", "difference, nats per token"]]);
+  assert.deepEqual(xLabels(byRate, bySize), [["masking rate", "difference, nats per token"], ["mask size m", "difference, nats"]]);
   const onTheWay = [series("score_by_rate", {}), series("score_by_rate_interim", {})];
   assert.deepEqual([true, false].map((isPartial) => curves.chartsOf(onTheWay, isPartial).length), [2, 1]);
   assert.equal(curves.chartsOf(onTheWay.slice(1), false).length, 1);
