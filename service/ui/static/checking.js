@@ -40,7 +40,7 @@ export function FieldErrors({ error, text, area }) {
 }
 
 /** The estimate of a run, or of the largest of several. `lacks` says what is still to be given. */
-export function Estimate({ validation, count = 1, lacks = "The estimate comes once the spec is right." }) {
+export function Estimate({ validation, count = 1, lacks = "The estimate follows as soon as the spec is valid." }) {
   if (!validation) return html`<div class="card muted">${lacks}</div>`;
   const { runtime, masks, memory_bytes: memory, queue_position: position, queue_reason: reason, cached_from: cached, estimated_start: start } = validation;
   const facts = [

@@ -38,7 +38,7 @@ function PlannedDrains() {
 
 function Account({ me }) {
   return html`<div class="account">
-    <a href="/lab" title=${me.role}>${me.name}</a>
+    <a href="/lab#keys" title=${me.role}>${me.name}</a>
     <button class="quiet" type="button" onClick=${signOut}>Sign out</button>
   </div>`;
 }

@@ -48,8 +48,10 @@ function Usage({ queue }) {
     ["Share of the lab", `${number(100 * share.norm_shares, 3)} %`],
     ["Share of what was used", `${number(100 * share.effectv_usage, 3)} %`],
     ["Recent use", `${duration(share.raw_usage)} of a CPU slot`],
-    ...queue.projects.map((one) => [`Project ${one.name}`, html`${of(one.running, one.max_running)} running,
-      ${number(100 * one.share.effectv_usage, 3)} % of the use for ${number(100 * one.share.norm_shares, 3)} % of the lab`]),
+    ...queue.projects.map((one) => [`Project ${one.name}`, [
+      `${of(one.running, one.max_running)} running`,
+      `${number(100 * one.share.effectv_usage, 3)} % of what was used for ${number(100 * one.share.norm_shares, 3)} % of the lab`,
+    ].join(", ")]),
   ];
   return html`<section class="card">
     <h2>My usage</h2>
@@ -126,9 +128,10 @@ function NewKey({ onDone }) {
     sessionStorage.removeItem(NEW_KEY);
     if (wanted === null || location.hash !== `#${NEW_KEY}`) return;
     history.replaceState(null, "", location.pathname);
-    part.current.scrollIntoView({ block: "center" });
     make(JSON.parse(wanted)).catch(setError);
   }, []);
+
+  useEffect(() => made && part.current.scrollIntoView({ block: "center" }), [made]);
 
   async function onSubmit(event) {
     event.preventDefault();
@@ -143,17 +146,20 @@ function NewKey({ onDone }) {
       await signInByAccount(`/lab#${NEW_KEY}`, true).catch(setError);
     }
   }
+  const login = `mpt login --url ${location.origin}`;
   return html`<form onSubmit=${onSubmit} ref=${part} class="bar row end fields">
     <div class="field"><label for="key-name">New key for</label>
-      <input id="key-name" name="name" required maxlength="200" placeholder="scripts on my laptop" /></div>
+      <input id="key-name" name="name" required maxlength="200" defaultValue="scripts on my laptop" /></div>
     <div class="field"><label for="key-days">Days</label>
       <input id="key-days" name="days" type="number" min="1" max="90" value="30" required /></div>
     <button>Make a key</button>
     <${Problem} error=${error} />
     ${made && html`<div class="notice stack" role="status">
-      <p>Copy this key now, it is not shown again. <code>mpt login --url ${location.origin}</code> asks for it.</p>
+      <p>Copy this key now, it is not shown again.</p>
       <code class="wrap">${made.key}</code>
       <div><${Copy} text=${() => made.key}>Copy the key<//></div>
+      <p>This command asks for it: <code class="wrap">${login}</code></p>
+      <div><${Copy} text=${() => login}>Copy the command<//></div>
     </div>`}
   </form>
   <p class="bar muted small">${provider} may ask for your password first.</p>`;
@@ -174,7 +180,9 @@ function Keys({ me, may, keys, onDone }) {
     ["State", "", (key) => html`${stateOf(key)}${key.expires_at && stateOf(key) === "in force" && ` until ${dateTime(key.expires_at)}`}
       ${may("cancel") && stateOf(key) === "in force" && html` <button type="button" class="quiet" onClick=${() => setRevoking(key)}>Revoke</button>`}`],
   ];
-  return html`<section class="card flush">
+  const section = useRef(null);
+  useEffect(() => location.hash === "#keys" && section.current.scrollIntoView(), []);
+  return html`<section id="keys" class="card flush" ref=${section}>
     <h2>My keys</h2>
     <${Problem} error=${error} />
     ${provider && html`<${NewKey} onDone=${onDone} />`}
@@ -205,8 +213,8 @@ function Now({ me, may }) {
     ${data && html`
       <${Workers} workers=${data.workers} slots=${data.queue.slots} />
       <div class="halves"><${Queue} queue=${data.queue} /><${Running} experiments=${data.running} /></div>
-      <${WorkerHistory} />
       <div class="halves"><${Usage} queue=${data.queue} /><${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} /></div>
+      <${WorkerHistory} />
       ${may("admin") && html`<${Users} />`}
       <p class="muted">For scripts: <a href="/docs">the API</a>.</p>`}`;
 }
