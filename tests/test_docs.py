@@ -204,7 +204,7 @@ def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
 @pytest.mark.slow
 def test_a_search_goes_on_after_a_restart(home: tuple[Path, int]) -> None:
     folder, port = home
-    (program,) = (one.text for one in blocks(ROOT / "docs" / "search.md"))
+    (program,) = (one.text for one in blocks(ROOT / "docs" / "optuna.md"))
     program = program.replace("TRIALS, AT_A_TIME = 9, 3", "TRIALS, AT_A_TIME = 4, 2")
     begun = program.split("while running or")[0]
     printed("python", f"{begun}begin()\n", folder, port)

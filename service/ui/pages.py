@@ -137,7 +137,7 @@ def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
     text = _templates.get_template(template).render(
         statuses=" ".join(Status),
         families=" ".join(FAMILIES),
-        results=json.dumps(HEADINGS),
+        headings=json.dumps(HEADINGS),
         links=NAVIGATION,
         here=request.url.path,
         files=f"/static/{EDITION}",
