@@ -162,7 +162,7 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     )  # fmt: skip
     figure = page.get_by_role("article", name="Fig. 1, left")
     expect(figure).to_be_hidden()
-    page.get_by_role("region", name="Fig. 1").locator("summary").first.press("Enter")
+    page.get_by_role("group", name="Fig. 1", exact=True).locator("summary").first.press("Enter")
     expect(figure.locator("svg.thumb")).to_be_visible()
     expect(figure.get_by_role("button", name="Run")).to_be_hidden()
     figure.locator("summary").first.press("Enter")
@@ -175,7 +175,7 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     expect(figure.locator("svg.thumb path")).to_have_count(2)  # the mean over seeds, the limit
     expect(figure).to_contain_text("took less than 1 s")
     bert = page.get_by_role("article", name="GLUE MRPC").first
-    page.get_by_role("region", name="Table 2").locator("summary").first.click()
+    page.get_by_role("group", name="Table 2", exact=True).locator("summary").first.click()
     expect(bert.locator(".status")).to_have_text("not run")
     expect(bert.get_by_text("Area −1773.45 pretrained")).to_be_hidden()
     bert.get_by_role("heading").click()

@@ -80,14 +80,14 @@ function Figure({ title, presets, standings, row }) {
   const lacks = [...new Set(presets.flatMap(({ missing }) => Object.keys(missing)))];
   const facts = [`${presets.length} parts`, lacks.length ? missingOf(lacks) : expectedTime(presets)];
   const subjects = presets.map((one) => one.title.split(": ").slice(1).join(": ") || one.title);
-  return html`<section class="entry" aria-label=${title}><details>
+  return html`<div class="entry" role="group" aria-label=${title}><details>
     <summary>
       <div class="line"><h3>${title}</h3> <span class="muted small">${subjects.join("; ")}</span></div>
       <span class="muted small wrap">${facts.filter(Boolean).join(" · ")}</span>
       ${states.length === 1 ? html`<${Status} of=${states[0]} />` : html`<span class="status counts">${countsOf(presets.map(({ name }) => standings[name]), false)}</span>`}
     </summary>
     ${presets.map(row)}
-  </details></section>`;
+  </details></div>`;
 }
 
 /** Queues all presets that take less than a minute each. */
