@@ -71,7 +71,8 @@ def test_the_report_has_its_pictures(api: TestClient) -> None:
 
 def linked(page: str) -> list[str]:
     """Return the addresses that a search found, in their order."""
-    return re.findall(r'<li>\s*<a href="([^"#]*)', page.split("</article>")[0])
+    results = page.partition('<ul class="results">')[2].split("</article>")[0]
+    return re.findall(r'<li>\s*<a href="([^"#]*)', results)
 
 
 @pytest.mark.parametrize("address", sorted(ADDRESSES.values()))
