@@ -49,7 +49,7 @@ def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Pl
         (name for name, (_, names) in KINDS.items() if named(series, *names)), None
     )
     if chosen is None:
-        raise ValueError("the experiment has no curves yet")
+        raise ValueError("the experiment has no curves")
     form, names = KINDS[chosen]
     drawn = named(series, *names)
     if not drawn:

@@ -213,7 +213,9 @@ def plot(
     a metric of a sweep against a swept field."""
     *runs, last = words
     if not runs:
-        raise typer.BadParameter(f"give an output file, too: mpt plot {last} FILE.pdf")
+        raise typer.BadParameter(
+            "give an experiment or a sweep, and an output file: mpt plot mine FILE.pdf"
+        )
     file = Path(last)
     typed = runs[0]
     sweep = context.sweep_or_none(typed) if kind is None and len(runs) == 1 else None
@@ -235,7 +237,7 @@ def plot(
             )
             for run in experiments
         ).plot(kind, file)
-    typer.echo(str(file))
+    context.tell(str(file), [str(file)])
 
 
 @app.command()

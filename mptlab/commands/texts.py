@@ -34,7 +34,7 @@ Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a fil
 P_VALUE = "share of the rows of the model that are at least as unlikely"
 UNUSUAL_COLUMNS = (
     "how many standard deviations a value is from what the others of its row predict, of rows with "
-    "a p value below 0.05"
+    "a p value below 0.05; a wrong value also makes others look wrong, so the first counts most"
 )
 DECIDED = "whether the best text of its group is better than each other one at 95 %"
 MAX_PAIRED = 20

@@ -73,7 +73,7 @@ def test_experiments_are_compared_and_drawn_side_by_side(
     assert mpt_here(environment, "plot", "small", "large", str(file))[0] == 0
     assert all(f">{name}, " in file.read_text() for name in ("small", "large"))
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, "plot", "small")
-    assert (code, "give an output file" in one_line(error)) == (2, True)
+    assert (code, "and an output file" in one_line(error)) == (2, True)
 
 
 def test_two_models_are_compared_text_by_text(typed: Typed, tmp_path: Path) -> None:

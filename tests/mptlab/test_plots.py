@@ -123,7 +123,7 @@ def test_the_lml_is_drawn_beside_the_objective() -> None:
     [
         ("pie", "score", "pie is not a kind of figure: choose from training, convergence, scores"),
         ("area", "loss", "area needs the series score or score_by_rate, but there is only loss"),
-        (None, "loss", "the experiment has no curves yet"),
+        (None, "loss", "the experiment has no curves"),
     ],
 )
 def test_curves_that_cannot_be_drawn_give_a_readable_error(

@@ -130,3 +130,10 @@ export function cut(text, count) {
   const characters = [...text];
   return characters.length > count ? `${characters.slice(0, count).join("")}…` : text;
 }
+
+/** What else was noted of a state, as "attempt 1, worker node1", or "attempt 1: gave way to bob's run". */
+export function detailsOf({ status, terminal, reason, message, failure, ...details }) {
+  const told = Object.entries(details).filter(([, value]) => value !== null);
+  const facts = told.map(([name, value]) => `${name} ${value}`).join(", ");
+  return [facts, message ?? failure?.message ?? reason].filter(Boolean).join(": ");
+}

@@ -2,7 +2,7 @@
 
 import { html, useMemo } from "./vendor/preact-htm.js";
 import { get, oneAtATime, withQuery } from "./api.js";
-import { dateTime } from "./format.js";
+import { dateTime, detailsOf } from "./format.js";
 import { useLive } from "./live.js";
 import { Status } from "./parts.js";
 
@@ -22,13 +22,6 @@ function eventsOf(id) {
     } while (page.more);
     return { items, ended: page.ended };
   });
-}
-
-/** What else was noted of a state, as "attempt 1, worker node1", or "attempt 1: gave way to bob's run". */
-function detailsOf({ status, terminal, reason, message, ...details }) {
-  const told = Object.entries(details).filter(([, value]) => value !== null);
-  const facts = told.map(([name, value]) => `${name} ${value}`).join(", ");
-  return [facts, message ?? reason].filter(Boolean).join(": ");
 }
 
 function Event({ event }) {

@@ -273,7 +273,7 @@ def test_nobody_uploads_into_the_project_of_others(
     refused = send(admin, carol, "datasets", project=name)
     (error,) = refused.json()["errors"]
     assert (refused.status_code, error["pointer"]) == (422, "/query/project")
-    assert error["detail"].startswith(f"you are in no open project {name}: ")
+    assert error["detail"].startswith(f"you are in no open project {name}; ")
     assert stored(place) == []
 
 

@@ -36,7 +36,7 @@ function Standing({ experiment }) {
   </section>`;
 }
 
-const CAUSES = { error: "Failed", oom: "Out of memory", invalid: "Cannot be computed", no_gpu: "No GPU", device: "The GPU failed", disk_full: "The disk is full" };
+const CAUSES = { error: "Failed", oom: "Out of memory", invalid: "Cannot be computed", no_gpu: "No GPU", device: "The GPU failed", disk_full: "The disk is full", timeout: "Out of time" };
 
 function Failure({ of: failure }) {
   if (!failure) return null;

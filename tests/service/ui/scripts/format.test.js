@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as format from "../../../../service/ui/static/format.js";
 
-const { number, tick, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime, beside } = format;
+const { number, tick, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime, beside, detailsOf } = format;
 
 function check(title, of, examples) {
   test(title, () => examples.forEach(([expectedText, ...given]) => assert.equal(of(...given), expectedText)));
@@ -71,3 +71,8 @@ test("a measured value has a decimal more than the published one, and two digits
   assert.equal(beside({ published: 0, measured: 4.2e-13 }), "4.2e−13");
   assert.equal(beside({ published: 1, measured: null }), "–");
 });
+
+check("what was noted of a state, in words, and why a run failed", detailsOf, [
+  ["attempt 1, worker node1", { status: "running", attempt: 1, worker: "node1", resumed_after: null }],
+  ["attempt 2: it ran for longer than 60 s", { status: "failed", attempt: 2, failure: { kind: "timeout", message: "it ran for longer than 60 s" } }],
+]);
