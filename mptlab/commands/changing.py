@@ -16,6 +16,7 @@ from mptlab.commands.context import (
     ExperimentId,
     ExperimentIds,
     OptionalIds,
+    runs_and_sweeps,
     with_context,
 )
 from mptlab.commands.own_data import (
@@ -200,7 +201,7 @@ def open_page(
     context: CommandContext,
     typed: Annotated[
         str | None, typer.Argument(help="experiment or sweep; default: the list",
-                                   metavar="EXPERIMENT|SWEEP")
+                                   metavar="EXPERIMENT|SWEEP", autocompletion=runs_and_sweeps)
     ] = None,
 ) -> None:  # fmt: skip
     """Open a page in your browser, signed in."""

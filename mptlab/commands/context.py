@@ -281,6 +281,23 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
     return [pair for pair in dict(suggested).items() if pair[0].startswith(incomplete)]
 
 
+def sweeps_and_names(incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest sweeps as completions for a shell: their names, and ids as far as typed."""
+    newest = suggested_by(lambda client: first(client.sweeps, SUGGESTED))
+    suggested = [(sweep["name"], sweep["status"]) for sweep in newest if sweep["name"]]
+    suggested += [(sweep["id"], sweep["name"] or sweep["status"]) for sweep in newest]
+    return [pair for pair in dict(suggested).items() if pair[0].startswith(incomplete)]
+
+
+def runs_and_sweeps(incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest experiments and sweeps as completions for a shell."""
+    return [*ids_and_names(incomplete), *sweeps_and_names(incomplete)]
+
+
+SweepId = Annotated[
+    str,
+    typer.Argument(help="sweep: id, beginning of an id, or name", autocompletion=sweeps_and_names),
+]
 _HELP = "experiment: id, beginning of an id, name, or OWNER/NAME if shared"
 ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 Sort = Annotated[

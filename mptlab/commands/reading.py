@@ -15,12 +15,13 @@ from mptlab.commands.context import (
     ExperimentId,
     ExperimentIds,
     Sort,
+    SweepId,
     cell,
-    ids_and_names,
     local_time,
     moment,
     order_by,
     print_side_by_side,
+    runs_and_sweeps,
     warn,
     with_context,
     write_csv,
@@ -45,7 +46,6 @@ GIB = 2**30
 
 app = typer.Typer()
 
-SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
 MAX_SWEEP_IDS = 100
@@ -199,7 +199,7 @@ def plot(
             help="experiments or one sweep: id, beginning of an id, or name; then the output file: "
             ".pdf, .svg or .png",
             metavar="EXPERIMENT|SWEEP... FILE",
-            autocompletion=ids_and_names,
+            autocompletion=runs_and_sweeps,
         ),
     ],
     kind: Kind = None,
@@ -266,7 +266,7 @@ def _compared(context: CommandContext, typed: str) -> list[str]:
 @with_context
 def table(
     context: CommandContext,
-    sweep_id: Annotated[str, typer.Argument(help=SWEEP)],
+    sweep_id: SweepId,
     csv_: Annotated[Path | None, typer.Option("--csv", help="write all points to a file")] = None,
     sort: Sort = None,
 ) -> None:

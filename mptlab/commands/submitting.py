@@ -11,6 +11,7 @@ import typer
 from mptlab.commands.context import (
     CommandContext,
     Sort,
+    SweepId,
     cell,
     choice,
     warn,
@@ -197,7 +198,7 @@ def sweep(
 @with_context
 def extend(
     context: CommandContext,
-    sweep_id: Annotated[str, typer.Argument(help="sweep: id, beginning of an id, or name")],
+    sweep_id: SweepId,
     over: Over,
     no_cache: NoCache = False,
     watch: Watch = False,

@@ -13,7 +13,12 @@ from rich.console import Console
 
 from mptlab import Client
 from mptlab.commands import following
-from mptlab.commands.context import CommandContext, ids_and_names
+from mptlab.commands.context import (
+    CommandContext,
+    ids_and_names,
+    runs_and_sweeps,
+    sweeps_and_names,
+)
 from mptlab.commands.presets import preset_names
 from mptlab.paired import Paired
 from mptlab.progress import shown_progress, sparkline
@@ -168,5 +173,9 @@ def test_a_shell_completes_names(client: Client) -> None:
     run = client.experiments.create(ppca_spec(), name="for a shell")
     assert dict(ids_and_names("for a s")).keys() == {"for a shell"}
     assert run.id in dict(ids_and_names(run.id[:20]))
+    sweep = client.sweep(ppca_spec(), {"evaluate.masks.per_size": [4]}, name="for a shell, too")
+    assert dict(sweeps_and_names("for a")).keys() == {"for a shell, too"}
+    assert sweep.id in dict(sweeps_and_names(sweep.id[:20]))
+    assert dict(runs_and_sweeps("for a s")).keys() == {"for a shell", "for a shell, too"}
     assert ("table1" in dict(preset_names("tab"))) == ("table1" in dict(preset_names("")))
     assert preset_names("no such") == []
