@@ -230,13 +230,12 @@ def plot(
         ids = [context.id(run, newest=True) for run in runs]
         experiments = [*map(context.client.experiments.get, ids)]
         titles = Counter(run["title"] for run in experiments)
-        curves_together(
-            (
-                title if titles[title := run["title"]] == 1 else f"{title} {run.id[:SHORT_ID]}",
-                run.curves(),
-            )
+        labels = [
+            run["title"] if titles[run["title"]] == 1 else f"{run['title']} {run.id[:SHORT_ID]}"
             for run in experiments
-        ).plot(kind, file)
+        ]
+        curves = [run.curves() for run in experiments]
+        curves_together(zip(labels, curves, strict=True)).plot(kind, file)
     context.tell(str(file), [str(file)])
 
 
