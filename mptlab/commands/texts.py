@@ -179,7 +179,7 @@ def score(
                        group_size=group_size, wild_type=wild_type,
                        window_overlap=window_overlap)  # fmt: skip
     name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
-    models = model.split(",")
+    models = [model] if Path(model).expanduser().is_dir() else model.split(",")
     if len(models) > 2 or (plot is not None and len(models) < 2):
         raise typer.BadParameter("two models are compared, and drawn: --model a,b --plot FILE.pdf")
     if len(models) == 2 and len(scores) > 1:

@@ -102,6 +102,17 @@ def test_two_models_are_compared_text_by_text(typed: Typed, tmp_path: Path) -> N
     assert typed(client, *words, "--score", "pll", "--score", "unmasked")[0] == 2
 
 
+def test_a_folder_with_a_comma_in_its_name_is_one_model(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptlab.commands.texts.checkpoint_of", lambda model: model)
+    folder = tmp_path / "small,large"
+    folder.mkdir()
+    client = Recording(score=Texts([{"row": 0, "pll": -1.0}], ["row", "pll"], ID))
+    assert typed(client, "score", "a", "--model", str(folder))[0] == 0
+    assert [call[2] for call in client.calls] == [str(folder)]
+
+
 def test_the_error_of_a_difference_has_those_of_both_scores() -> None:
     def scored(value: float, error: float) -> Texts:
         row = {"row": 0, "text": "a", "cumulative": value, "cumulative_std_err": error}
