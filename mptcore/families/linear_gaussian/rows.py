@@ -12,7 +12,7 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset
 from mptcore.data.saved_facts import ROW, id_columns
 from mptcore.families.linear_gaussian.density import LowRankGaussian, log_probs
-from mptcore.families.linear_gaussian.unusual_columns import largest_residuals
+from mptcore.families.linear_gaussian.unusual_columns import unusual_columns
 from mptcore.protocol.records import Artifact, Log
 from mptcore.runtime.artifacts import keep
 
@@ -20,7 +20,7 @@ FILE = "rows.csv"
 MEDIA_TYPE = "text/csv"
 COLUMNS = (ROW, "seed", "values", "log_likelihood", "p_value", "unusual_columns")
 UNUSUAL = 0.05
-"""P-value below which a row's unusual columns are named."""
+"""P-value below which a row is unusual, and a column of it after the first."""
 
 
 def save_rows(
@@ -53,10 +53,10 @@ def save_rows(
 def _unusual_columns(
     density: LowRankGaussian, x: Tensor, p_values: Tensor, names: Sequence[str]
 ) -> list[str]:
-    """Return the largest standardized residuals of each unusual row, such as `b +4.2; c -3.1`, and
-    nothing for the others."""
+    """Return the columns of each unusual row with their standardized residuals, such as
+    `b +4.2; c -3.1`, and nothing for the others."""
     rows = (p_values < UNUSUAL).nonzero().flatten()
-    columns, values = (part.tolist() for part in largest_residuals(density, x[rows]))
+    columns, values = (part.tolist() for part in unusual_columns(density, x[rows], UNUSUAL))
     texts = [""] * len(x)
     for row, indices, residuals in zip(rows.tolist(), columns, values, strict=True):
         pairs = zip(indices, residuals, strict=True)
