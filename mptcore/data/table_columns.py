@@ -27,9 +27,9 @@ INDEX = "index"
 ROUNDED = "whole numbers beyond 2^53 are rounded to float64"
 WHOLE = re.compile(r"\s*[+-]?\d{1,400}\s*")
 LEAVE_OUT = (
-    "A missing value is an empty cell or NA. Leave other such columns out: --index NAME keeps one "
-    "as an id of the rows, --drop-non-numeric drops all (in a request index=NAME or "
-    "drop_non_numeric=yes)"
+    "A missing value is an empty cell or NA. Keep columns that identify the rows as ids "
+    "(--index NAME; in a request index=NAME), or leave out all that are not numbers "
+    "(--drop-non-numeric; in a request drop_non_numeric=yes)"
 )
 
 

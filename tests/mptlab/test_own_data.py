@@ -304,7 +304,7 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     code, _, error = mpt_here(environment, "upload", file)
     assert code == 1
     assert error.startswith("mpt: own.csv: column id is not numbers: line 2 is 's0', and 39 more. ")
-    assert "--index NAME keeps one as an id of the rows" in error
+    assert "ids (--index NAME" in error
     code, _, error = mpt_here(environment, "upload", file, "--index", "e")
     assert (code, "no column e; it has id, a, b, c, d" in error) == (1, True)
     words = ("submit", "--data", file, "--latent-dim", "1", "--columns", "a,id")

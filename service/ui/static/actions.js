@@ -8,14 +8,15 @@ import { readersOf } from "./projects.js";
 
 const TEXTS = { pause: "Pause", resume: "Resume", cancel: "Cancel", retry: "Retry" };
 
-export function Actions({ experiment, me, onDone }) {
+/** `children` stand first. */
+export function Actions({ experiment, me, onDone, children }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const [question, setQuestion] = useState(null);
   const path = `/v1/experiments/${experiment.id}`;
   const { can } = experiment;
   if (experiment.owner !== me.name && !can.length) {
-    return html`<p class="muted small">${experiment.owner} shares this with ${readersOf(experiment)}: you may read it.</p>`;
+    return html`<div class="row">${children}</div><p class="muted small">${experiment.owner} shares this with ${readersOf(experiment)}: you may read it.</p>`;
   }
 
   async function run(work) {
@@ -52,6 +53,7 @@ export function Actions({ experiment, me, onDone }) {
   ];
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
+      ${children}
       ${can.filter((action) => action in TEXTS).map((verb) => html`
         <button key=${verb} type="button" disabled=${busy} onClick=${() => (verb === "cancel" ? setQuestion(verb) : perform(verb))}>${TEXTS[verb]}</button>`)}
       ${can.includes("change") && html`

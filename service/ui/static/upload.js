@@ -3,6 +3,7 @@
 
 import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get, post, withQuery } from "./api.js";
+import { dateTime } from "./format.js";
 import { Problem, Scroll, withCode } from "./parts.js";
 
 export const NUMBERS = [".csv", ".tsv", ".parquet", ".npy", ".npz"];
@@ -18,6 +19,9 @@ const isTable = ({ name }) => ["csv", "tsv", "parquet"].includes(endingOf(name))
 
 /** The name of a file without its ending. */
 export const stemOf = (name) => name.replace(/\.[^.]*$/, "");
+
+/** A message without the flags of the command line: the page has fields for them. */
+const withoutFlags = ({ message }) => new Error(message.replace(/ \(--[^)]*\)/g, ""));
 
 /** Why a file is not of these kinds, and what helps; null if it is. */
 export function whyNot(name, kinds) {
@@ -42,7 +46,7 @@ export function Upload({ kinds, upload, earlier, onUpload }) {
       setState((last) => ({ ...last, busy: null }));
     } catch (refused) {
       onUpload(null);
-      setState((last) => ({ ...last, busy: null, error: refused }));
+      setState((last) => ({ ...last, busy: null, error: withoutFlags(refused) }));
     }
   }
   async function choose(file) {
@@ -71,7 +75,7 @@ export function Upload({ kinds, upload, earlier, onUpload }) {
       <label for="earlier">or one that you uploaded before</label>
       <select id="earlier" onChange=${(event) => reuse(event.target.value)}>
         <option value="">–</option>
-        ${earlier.map(({ id, name }) => html`<option value=${id} selected=${id === upload?.id}>${name}</option>`)}
+        ${earlier.map((one) => html`<option value=${one.id} selected=${one.id === upload?.id}>${one.name}, ${dateTime(one.created_at)}</option>`)}
       </select>
     </div>`}
     ${busy && html`<p role="status">Reading ${busy}…</p>`}
@@ -105,7 +109,7 @@ function FirstRows({ rows, upload }) {
 /** How a table is read: its first lines, and the options that change it. They open where the service cannot read it so. */
 function Reading({ file, text, upload, busy, isWrong, begun, onRead }) {
   const [options, setOptions] = useState(begun);
-  const [ids, setIds] = useState([]);
+  const [ids, setIds] = useState(begun.index ?? []);
   const [typed, setTyped] = useState("");
   const opened = useRef(false); // an error opens them, and they stay open
   opened.current ||= isWrong;
@@ -167,14 +171,29 @@ function firstRows(text, separator) {
   return lines.slice(0, PREVIEW_ROWS).map((line) => cellsOf(line, separator === "tab" ? "\t" : separator));
 }
 
-/** How a .csv file is probably read whose first line has no comma between cells, as those of a spreadsheet program in German. */
+/** How a text file of a table is probably read: with the separators of a spreadsheet program, and with ids. */
 export function guessedOptions(name, text) {
-  if (text === null || endingOf(name) !== "csv" || firstRows(text, ",")[0]?.length !== 1) return {};
-  const sep = [";", "tab", "|"].find((one) => firstRows(text, one)[0]?.length > 1);
-  if (sep === undefined) return {};
-  const cells = firstRows(text, sep).flat().map((cell) => cell.trim());
+  if (text === null) return {};
+  const usual = SEPARATORS[endingOf(name)];
+  const sep = usual === "," && firstRows(text, ",")[0]?.length === 1 && [";", "tab", "|"].find((one) => firstRows(text, one)[0]?.length > 1);
+  const rows = firstRows(text, sep || usual).map((cells) => cells.map((cell) => cell.trim()));
+  return { ...(sep ? { sep, ...decimalOf(rows.flat()) } : {}), ...idsOf(rows) };
+}
+
+function decimalOf(cells) {
   const hasCommas = cells.some((cell) => /^[+-]?\d+,\d+$/.test(cell)) && !cells.some((cell) => /^[+-]?\d+\.\d+$/.test(cell));
-  return { sep, ...(hasCommas ? { decimal: "," } : {}) };
+  return hasCommas ? { decimal: "," } : {};
+}
+
+/** The columns of ids, below a line of names: other words in each row. */
+function idsOf([names = [], ...rows]) {
+  const isWord = (cell) => Boolean(cell) && !/^[+-]?[\d.,' ]*(e[+-]?\d+)?%?$/i.test(cell);
+  const hasNames = rows.length > 1 && names.every(isWord) && new Set(names).size === names.length;
+  const index = names.filter((name, column) => {
+    const cells = rows.map((cells) => cells[column]);
+    return hasNames && cells.every(isWord) && new Set(cells).size === rows.length;
+  });
+  return index.length > 0 ? { index } : {};
 }
 
 function cellsOf(line, separator) {

@@ -1,15 +1,20 @@
 """The page for new experiments: own data, a checkpoint and texts, and a spec."""
 
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import FilePayload, Page, expect
 
-from mptlab.uploads import spec_for
+from mptlab.uploads import spec_for, spec_of_fitted
 from service.accounts import accounts
 from service.experiments.filters.fields import FAMILIES
-from service.vocabulary import Role
+from service.experiments.models import Artifact
+from service.vocabulary import Role, Status
 from tests.service.ui.screenshots import PHONE
+from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
-from tests.support.filled_lab import key_of
+from tests.support.filled_lab import end, key_of
+from tests.support.ppca_spec import ppca_spec
 
 
 def csv(name: str, content: str) -> FilePayload:
@@ -52,6 +57,36 @@ def test_a_table_is_read_again_as_its_options_say(page: Page, lab: BrowsedLab) -
     summary = "e.csv: 7 rows × 3 columns; header: first line; ids: id; left out: note."
     expect(page.get_by_text(summary)).to_be_visible()
     expect(page.get_by_text("note was left out: not numbers: line 2 is 'n'")).to_be_visible()
+
+
+def test_a_fitted_model_scores_other_rows_as_by_the_command(
+    page: Page, lab: BrowsedLab, tmp_path: Path
+) -> None:
+    """Its page leads to the form, and the file may have its columns in another order."""
+    (tmp_path / "fit.csv").write_text("a,b,c\n1,2,3\n2,3,5\n0,1,7\n3,1,2\n")
+    upload = lab.api.upload(tmp_path / "fit.csv")
+    data = {"source": "upload", "dataset": upload["id"], "n": 4, "dim": 3}
+    model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+    submitted(lab.database, ppca_spec(model=model, data=data), name="the fitted one", priority=100)
+    claim = claim_next(lab.database)
+    weights = {"file": "weights.safetensors", "media_type": "application/octet-stream"}
+    with lab.database.transaction() as session:
+        kept = {"sha256": "0" * 64, "attempt": 1, "seq": 2}
+        session.add(Artifact(experiment_id=claim.experiment_id, **weights, **kept))
+    end(lab.database, claim, Status.SUCCEEDED)
+    fitted = claim.experiment_id
+    page.goto(lab.url(f"/experiments/{fitted}"))
+    page.get_by_role("link", name="Score other rows").click()
+    page.set_input_files("#file", csv("new.csv", "name,c,a,b\nx,1,2,3\ny,2,3,5\nz,0,1,7\n"))
+    expect(
+        page.get_by_text("new.csv: 3 rows × 3 columns; header: first line; ids: name.")
+    ).to_be_visible()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url(lambda url: "/experiments/" in url and fitted not in url)
+    spec = lab.api.get(page.url.split("/")[-1])["spec"]
+    data = {"source": "upload", "dataset": spec["data"]["dataset"], "columns": [*"abc"]}
+    by_command = lab.api.submit(spec_of_fitted(data, lab.api.get(fitted)))
+    assert by_command["spec"] == spec
 
 
 def test_texts_are_scored_by_a_checkpoint(page: Page, lab: BrowsedLab) -> None:

@@ -10,6 +10,7 @@ import { dateTime, duration, titleOf } from "../format.js";
 import { History } from "../history.js";
 import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
+import { canScoreRows } from "../own-data.js";
 import { Loading, Missing, Progress, Scroll, Status, Tabs, Tags, When } from "../parts.js";
 import { readersOf } from "../projects.js";
 import { Result } from "../result.js";
@@ -177,7 +178,9 @@ export default function Experiment({ me, may }) {
         <h1>${titleOf(experiment)}</h1>
         <div><${Tags} of=${experiment.tags} /></div>
       </div>
-      <${Actions} experiment=${experiment} me=${me} onDone=${() => { one.refresh(); curves.refresh(); }} />
+      <${Actions} experiment=${experiment} me=${me} onDone=${() => { one.refresh(); curves.refresh(); }}>
+        ${may("submit") && canScoreRows(experiment) && html`<a class="button" href=${`/new?model=${id}`}>Score other rows</a>`}
+      <//>
     </div>
     <${Failure} of=${experiment.failure} />
     <${Warnings} experiment=${experiment} />

@@ -6,8 +6,8 @@ import { Estimate } from "../checking.js";
 import { useDraft } from "../draft.js";
 import { examplesOf } from "../examples.js";
 import { useLive } from "../live.js";
-import { BEGUN, OwnData, requestOf as ofData } from "../own-data.js";
-import { OwnTexts, begunWith, requestOf as ofTexts } from "../own-texts.js";
+import { OwnData, begunWith as begunWithData, requestOf as ofData } from "../own-data.js";
+import { OwnTexts, begunWith as begunWithTexts, requestOf as ofTexts } from "../own-texts.js";
 import { Loading, Problem, Tabs } from "../parts.js";
 import { useProjects } from "../projects.js";
 import { partsOf } from "../schema.js";
@@ -56,9 +56,20 @@ function useCheck(way, values) {
   return check;
 }
 
-/** The spec that the page begins with, by the address: ?preset=NAME&part=0, ?from=ID&masks=4, or an example. */
+/** An experiment whose model scores other rows, with the names of the columns that these need; null without an id. */
+async function fittedBy(id) {
+  if (!id) return null;
+  const { title, spec } = await get(`/v1/experiments/${id}`);
+  const { dataset, array, columns } = spec.data;
+  const read = dataset && !array ? await get(`/v1/datasets/${dataset}`).catch(() => null) : null; // another member's
+  return { id, title, spec, columns: columns ?? read?.columns ?? null };
+}
+
+/** What the page begins with, by the address: ?model=ID, ?preset=NAME&part=0, ?from=ID&masks=4, or an example. */
 async function beginning(presets, example) {
   const query = new URLSearchParams(location.search);
+  const fitted = await fittedBy(query.get("model"));
+  if (fitted) return { spec: example, name: "", fitted };
   const preset = presets.find((one) => one.name === query.get("preset"));
   if (preset) return { spec: preset.specs[Number(query.get("part") ?? 0)] ?? preset.specs[0], name: preset.title };
   if (!query.has("from")) return { spec: example, name: "" };
@@ -91,10 +102,10 @@ function ProjectChoice({ projects, project, onChoose, problem }) {
 function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
   const examples = useMemo(() => examplesOf(checkpoints), [checkpoints]);
   const first = useMemo(() => ({
-    text: textOf(begun.spec), data: BEGUN, texts: begunWith(checkpoints), name: begun.name, tags: "", shared: false, project: "",
+    text: textOf(begun.spec), data: begunWithData(begun.fitted), texts: begunWithTexts(checkpoints), name: begun.name, tags: "", shared: false, project: "",
   }), []);
   const query = new URLSearchParams(location.search);
-  const { values, change, forget, isKept } = useDraft(`${me.name} ${query.get("preset")} ${query.get("from")}`, first);
+  const { values, change, forget, isKept } = useDraft(`${me.name} ${["preset", "from", "model"].map((one) => query.get(one))}`, first);
   const [refused, setRefused] = useState(null);
   const [busy, setBusy] = useState(false);
   const check = useCheck(way, values);
@@ -158,7 +169,7 @@ function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
             onChoose=${(project) => change({ project })} />`}
           <label class="row"><input type="checkbox" checked=${values.shared} onChange=${(event) => change({ shared: event.target.checked })} />Share with the lab</label>
         </div>
-        <${Estimate} validation=${check.validation} count=${count} lacks=${check.error ? undefined : LACKS[way]} />
+        <${Estimate} validation=${check.validation} count=${count} lacks=${check.error ? undefined : values[way]?.fitted ? "Choose a file." : LACKS[way]} />
       </div>
     </form>`;
 }
