@@ -1,8 +1,6 @@
 """Signing in by an account of a real OpenID Connect provider: who may, and what is refused."""
 
-import shlex
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from pathlib import Path
@@ -11,90 +9,31 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
-from httpx2 import Response
 from pydantic import ValidationError
 from sqlalchemy import update
 from starlette.types import Receive, Scope, Send
 
 from service.accounts import oidc as oidc_module
 from service.accounts.models import ApiKey
-from service.accounts.oidc import FRESH_S, MAX_AT_ONCE, ROUND_LASTS_S
+from service.accounts.oidc import MAX_AT_ONCE, ROUND_LASTS_S
 from service.accounts.oidc_users import KEY_NAME
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings, is_provider_url
 from service.vocabulary import Role
 from service.web.sign_in_cookie import COOKIE
-from tests.support.callers import bearer
 from tests.support.oidc_provider import Person, RealProvider, with_provider
-
-OWN = {"Sec-Fetch-Site": "same-origin"}
-ROLES = {"chairs": "admin", "staff": "member", "students": "viewer"}
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[RealProvider]:
-    provider = RealProvider()
-    provider.start()
-    yield provider
-    provider.stop()
-
-
-@pytest.fixture
-def provider(running: RealProvider) -> Iterator[RealProvider]:
-    running.add("ann", groups=["staff"])
-    yield running
-    running.forge()
-
-
-@pytest.fixture
-def oidc(place: Settings, provider: RealProvider) -> Settings:
-    """Settings of a service that admits every account, on either database."""
-    return with_provider(place, provider)
-
-
-@pytest.fixture
-def browser(oidc: Settings) -> Iterator[TestClient]:
-    """A browser that is not signed in."""
-    with TestClient(create_app(oidc), raise_server_exceptions=False) as client:
-        yield client
-
-
-def begin(browser: TestClient, **how: Any) -> str:
-    answer = browser.post("/v1/sign-in:begin", json=how, headers=OWN)
-    assert answer.status_code == 200, answer.text
-    url: str = answer.json()["url"]
-    return url
-
-
-def finish(browser: TestClient, returned: dict[str, str]) -> Response:
-    return browser.post("/v1/sign-in:finish", json=returned, headers=OWN)
-
-
-def sign_in(browser: TestClient, login: str = "ann", **how: Any) -> Response:
-    """Sign in as a person does, in a browser that the provider does not know."""
-    return finish(browser, Person().sign_in(begin(browser, **how), login))
-
-
-def refused(answer: Response, word: str) -> bool:
-    return answer.status_code == 401 and word in answer.json()["detail"]
-
-
-def beside(browser: TestClient, address: str = "testclient") -> TestClient:
-    """Return another browser at the same service."""
-    other = TestClient(browser.app, client=(address, 50_000), raise_server_exceptions=False)
-    other.portal = browser.portal
-    return other
-
-
-def admin_of(settings: Settings) -> dict[str, str]:
-    return bearer(settings.key_file.read_text().strip())
-
-
-def audited(browser: TestClient, settings: Settings) -> list[str]:
-    """The actions in the audit log, the oldest first."""
-    items = browser.get("/v1/audit", headers=admin_of(settings)).json()["items"]
-    return [line["action"] for line in reversed(items)]
+from tests.support.signing_in import (
+    LAPTOP,
+    OWN,
+    admin_of,
+    audited,
+    begin,
+    beside,
+    finish,
+    refused,
+    sign_in,
+)
 
 
 def test_an_account_signs_a_browser_in_and_adds_its_user(
@@ -258,13 +197,6 @@ def test_userinfo_about_another_account_is_refused(
 ) -> None:
     provider.forge(userinfo={"sub": "bob"})
     assert refused(sign_in(browser), "another account")
-
-
-def test_claims_of_the_id_token_count_before_those_of_userinfo(
-    strict: TestClient, provider: RealProvider
-) -> None:
-    provider.forge(preferred_username="ida", userinfo={"preferred_username": "bob"})
-    assert refused(sign_in(strict), "user set ida --active")
 
 
 @pytest.mark.parametrize(
@@ -477,267 +409,6 @@ def test_a_client_that_names_no_host_gets_an_answer(browser: TestClient) -> None
     assert client.post("/v1/sign-in:begin", json={}, headers=OWN).status_code == 200
 
 
-@pytest.fixture
-def strict(place: Settings, provider: RealProvider) -> Iterator[TestClient]:
-    """A browser at a service whose roles are those of groups. New users wait for a yes."""
-    settings = with_provider(place, provider, oidc_roles=ROLES, oidc_new_users="wait")
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
-        yield client
-
-
-def as_admin(browser: TestClient, method: str, path: str, **body: Any) -> Response:
-    settings: Settings = browser.app.state.settings  # type: ignore[attr-defined]
-    return browser.request(method, path, headers=admin_of(settings), json=body or None)
-
-
-def actions_on(browser: TestClient, name: str) -> list[str]:
-    """The actions on a user in the audit log, the oldest first."""
-    items = as_admin(browser, "GET", f"/v1/audit?object_id={name}").json()["items"]
-    return [line["action"] for line in reversed(items)]
-
-
-def approve(browser: TestClient, name: str) -> None:
-    assert as_admin(browser, "PATCH", f"/v1/users/{name}", active=True).status_code == 200
-
-
-def test_a_first_sign_in_waits_for_an_admins_yes(strict: TestClient) -> None:
-    for _ in range(2):
-        assert refused(sign_in(strict), "waits for the yes")
-        assert strict.get("/v1/me").status_code == 401
-    ann = as_admin(strict, "GET", "/v1/users").json()["items"][0]
-    assert (ann["name"], ann["active"], ann["disabled_for"]) == ("ann", False, "approval")
-    approve(strict, "ann")
-    assert sign_in(strict).status_code == 204
-    assert actions_on(strict, "ann") == ["user.added", "user.waits_for_approval", "user.approved"]
-
-
-def test_a_user_whom_an_admin_refused_or_disabled_stays_out(
-    strict: TestClient, browser: TestClient
-) -> None:
-    """Whatever the groups are."""
-    sign_in(strict)
-    as_admin(strict, "PATCH", "/v1/users/ann", active=False)
-    assert refused(sign_in(strict), "disabled")
-    approve(strict, "ann")
-    assert sign_in(strict).status_code == 204
-    as_admin(strict, "PATCH", "/v1/users/ann", active=False)
-    assert strict.get("/v1/me").status_code == 401
-    assert refused(sign_in(strict), "disabled")
-
-
-def test_groups_give_the_highest_role_at_each_sign_in(
-    strict: TestClient, provider: RealProvider
-) -> None:
-    sign_in(strict)
-    approve(strict, "ann")
-    for groups, role in (
-        (["staff"], "member"),
-        (["students"], "viewer"),
-        (["others", "students", "chairs", "staff"], "admin"),
-        (["students", "staff"], "member"),
-    ):
-        provider.add("ann", groups=groups)
-        assert sign_in(strict).status_code == 204
-        assert strict.get("/v1/me").json()["role"] == role
-    assert actions_on(strict, "ann")[3:] == ["user.role_changed"] * 3
-
-
-def test_groups_give_the_projects_of_the_table_at_each_sign_in(
-    place: Settings, provider: RealProvider
-) -> None:
-    """Projects that the table does not name stay as they are, and one that does not exist refuses
-    no sign-in."""
-    table = {"vision": "vision", "robots": "vision", "speech": "speech", "staff": "missing"}
-    settings = with_provider(place, provider, oidc_projects=table)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as browser:
-        sign_in(browser)
-        for name, members in (("vision", []), ("speech", ["ann"]), ("own", ["ann"])):
-            as_admin(browser, "POST", "/v1/projects", name=name, members=members)
-        for groups, names in (
-            (["staff", "vision"], ["own", "vision"]),
-            (["robots", "speech"], ["own", "speech", "vision"]),
-            (["staff"], ["own"]),
-        ):
-            provider.add("ann", groups=groups)
-            assert sign_in(browser).status_code == 204
-            projects = browser.get("/v1/projects").json()["items"]
-            assert [one["name"] for one in projects] == names
-        expected = ["project.added", "project.joined", "project.left"]
-        assert actions_on(browser, "vision") == expected
-
-
-def test_who_leaves_the_groups_loses_access_at_the_next_sign_in(
-    strict: TestClient, provider: RealProvider
-) -> None:
-    """Keys of programs, too. Who returns has all of it again."""
-    sign_in(strict)
-    approve(strict, "ann")
-    sign_in(strict, fresh=True)
-    body = {"name": "laptop", "lasts_days": 30}
-    key = strict.post("/v1/me/keys", json=body, headers=OWN).json()["key"]
-    for groups in (["others"], [], None):
-        provider.add("ann", groups=groups)
-        assert refused(sign_in(strict), "none of the groups")
-        assert strict.get("/v1/me").status_code == 401
-        assert strict.get("/v1/me", headers=bearer(key)).status_code == 401
-    provider.add("ann", groups=["staff"])
-    assert sign_in(strict).status_code == 204
-    assert strict.get("/v1/me", headers=bearer(key)).status_code == 200
-    assert actions_on(strict, "ann")[3:] == ["user.access_ended", "user.access_returned"]
-
-
-def test_who_was_never_in_a_group_adds_no_user(strict: TestClient, provider: RealProvider) -> None:
-    provider.add("eve", groups=["others"])
-    assert refused(sign_in(strict, "eve"), "none of the groups")
-    users = as_admin(strict, "GET", "/v1/users").json()["items"]
-    assert [user["name"] for user in users] == ["local"]
-
-
-def test_the_last_admin_stays_one(strict: TestClient, provider: RealProvider) -> None:
-    """Neither a lower role nor the loss of all groups leaves a lab without an admin."""
-    as_admin(strict, "PATCH", "/v1/users/local", oidc_subject="root")
-    for groups in (["students"], []):
-        provider.add("root", groups=groups)
-        assert sign_in(strict, "root").status_code == 401
-        assert as_admin(strict, "GET", "/v1/me").json()["role"] == "admin"
-
-
-def test_the_name_of_another_user_is_refused_until_an_admin_links_the_account(
-    browser: TestClient, provider: RealProvider
-) -> None:
-    as_admin(browser, "POST", "/v1/users", name="bob")
-    provider.add("b-17", preferred_username="Bob@example.org")
-    assert refused(sign_in(browser, "b-17"), "mpt admin user set bob --subject b-17")
-    as_admin(browser, "PATCH", "/v1/users/bob", oidc_subject="b-17")
-    assert sign_in(browser, "b-17").status_code == 204
-    assert browser.get("/v1/me").json()["name"] == "bob"
-    provider.add("b-18", preferred_username="bob")
-    assert refused(sign_in(browser, "b-18"), "mpt admin user set bob")
-    sign_in(browser)
-    taken = as_admin(browser, "PATCH", "/v1/users/ann", oidc_subject="b-17")
-    assert (taken.status_code, taken.json()["reason"]) == (409, "account_taken")
-    as_admin(browser, "PATCH", "/v1/users/bob", oidc_subject=None)
-    assert refused(sign_in(browser, "b-17"), "mpt admin user set bob")
-
-
-@pytest.mark.parametrize("subject", ["another", None])
-def test_a_sign_in_ends_when_its_account_is_unlinked(
-    browser: TestClient, subject: str | None
-) -> None:
-    """Keys of programs go on: an admin decides about each."""
-    sign_in(browser, fresh=True)
-    key = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).json()["key"]
-    as_admin(browser, "PATCH", "/v1/users/ann", oidc_subject="ann")
-    assert browser.get("/v1/me").status_code == 200
-    as_admin(browser, "PATCH", "/v1/users/ann", oidc_subject=subject)
-    assert browser.get("/v1/me").status_code == 401
-    assert browser.get("/v1/me", headers=bearer(key)).status_code == 200
-
-
-def test_a_user_is_known_by_the_subject_not_by_the_name(
-    browser: TestClient, provider: RealProvider
-) -> None:
-    provider.add("c-1", preferred_username="carl")
-    sign_in(browser, "c-1")
-    provider.add("c-1", preferred_username="charles")
-    assert sign_in(browser, "c-1").status_code == 204
-    assert browser.get("/v1/me").json()["name"] == "carl"
-
-
-@pytest.mark.parametrize(
-    "name", ["", "é", "-a", "a b", "@a", "a" * 65, "api", "Housekeeping@a", "\u212a"]
-)
-def test_a_name_that_is_no_user_name_is_refused(
-    browser: TestClient, provider: RealProvider, name: str
-) -> None:
-    provider.add("odd", preferred_username=name)
-    assert refused(sign_in(browser, "odd"), "--subject odd")
-
-
-def test_an_account_without_a_name_is_refused(browser: TestClient, provider: RealProvider) -> None:
-    provider.forge(preferred_username=None, userinfo={"preferred_username": None})
-    assert refused(sign_in(browser), "--subject ann")
-
-
-def test_an_account_cannot_be_linked_without_a_provider(api: TestClient) -> None:
-    answer = api.patch("/v1/users/local", json={"oidc_subject": "a"})
-    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/oidc_subject")
-
-
-LAPTOP = {"name": "laptop", "lasts_days": 30}
-
-
-def test_a_key_is_made_in_the_browser_after_a_sign_in_with_a_password(
-    browser: TestClient, provider: RealProvider
-) -> None:
-    """Later the provider knows the person, and asks for the password again nevertheless."""
-    person = Person()
-    finish(browser, person.sign_in(begin(browser), "ann"))
-    assert browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).status_code == 201
-    provider.forge(auth_time=NOW - 3600)
-    finish(browser, person.sign_in(begin(browser), "ann"))
-    assert person.passwords == 1
-    refusal = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
-    assert (refusal.status_code, refusal.json()["reason"]) == (403, "sign_in_again")
-    provider.forge()
-    assert finish(browser, person.sign_in(begin(browser, fresh=True), "ann")).status_code == 204
-    assert person.passwords == 2
-    made = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).json()
-    assert made["name"] == "laptop"
-    assert made["expires_at"] is not None
-    browser.cookies.clear()
-    assert browser.get("/v1/me", headers=bearer(made["key"])).json()["name"] == "ann"
-    by_key = browser.post("/v1/me/keys", json=LAPTOP, headers=bearer(made["key"]))
-    assert (by_key.status_code, by_key.json()["reason"]) == (403, "sign_in_again")
-
-
-def test_a_key_needs_a_sign_in_of_the_last_ten_minutes(
-    browser: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sign_in(browser, fresh=True)
-    monkeypatch.setattr(time, "time", lambda now=time.time: now() + FRESH_S + 1)
-    answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
-    assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
-
-
-@pytest.mark.parametrize(
-    "at",
-    [NOW - 3600, NOW + 3600, NOW * 1000, None, "raw:NaN", "raw:1e999"],
-    ids=["earlier", "later", "milliseconds", "none", "nan", "infinite"],
-)
-def test_a_provider_that_asks_for_no_password_lets_nobody_make_a_key(
-    browser: TestClient, provider: RealProvider, at: float | str | None
-) -> None:
-    """Nor does one that gives no such time, or an impossible one."""
-    provider.forge(auth_time=at)
-    assert sign_in(browser, fresh=True).status_code == 204
-    answer = browser.post("/v1/me/keys", json=LAPTOP, headers=OWN)
-    assert (answer.status_code, answer.json()["reason"]) == (403, "sign_in_again")
-
-
-def test_a_browser_signed_in_by_a_key_makes_none(browser: TestClient, oidc: Settings) -> None:
-    key = oidc.key_file.read_text().strip()
-    browser.post("/v1/sign-in", json={"key": key}, headers=OWN)
-    assert browser.post("/v1/me/keys", json=LAPTOP, headers=OWN).status_code == 403
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"lasts_days": 30},
-        {"name": "laptop"},
-        {"name": "laptop", "lasts_days": None},
-        {**LAPTOP, "lasts_days": 91},
-        {**LAPTOP, "scopes": ["admin"]},
-    ],
-)
-def test_a_key_of_ones_own_has_a_name_an_end_and_no_more_than_the_role(
-    browser: TestClient, body: dict[str, Any]
-) -> None:
-    sign_in(browser, fresh=True)
-    assert browser.post("/v1/me/keys", json=body, headers=OWN).status_code == 422
-
-
 def test_the_settings_are_read_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -752,14 +423,3 @@ def test_the_settings_are_read_from_the_environment(
     assert settings.oidc_client_secret.get_secret_value() == "of the lab"
     assert settings.oidc_roles == {"lab-admins": Role.ADMIN}
     assert "of the lab" not in repr(settings)
-
-
-def test_the_suggested_command_is_safe_to_paste(
-    browser: TestClient, provider: RealProvider
-) -> None:
-    as_admin(browser, "POST", "/v1/users", name="bob")
-    subject = "b'; $(reboot) \""
-    provider.add(subject, preferred_username="bob")
-    detail = sign_in(browser, subject).json()["detail"]
-    command = detail.partition("`")[2].removesuffix("`")
-    assert shlex.split(command) == ["mpt", "admin", "user", "set", "bob", "--subject", subject]
