@@ -141,13 +141,11 @@ def _sentences(
 ) -> list[str]:
     """Return the best choice of the swept fields, and those that are as good within the error."""
     chosen = _choice(rows[best.row], fields)
-    text = f"best by {best.metric}: {chosen}"
+    text = f"Best by {RESULTS[best.metric]}: {chosen}"
     alike = dict.fromkeys(_choice(rows[i], fields) for i in best.alike)
     alike.pop(chosen, None)
     if alike:
-        same = f"{fields[0]}=" if len(fields) == 1 else ""
-        listed = (", " if same else "; ").join(one.removeprefix(same) for one in alike)
-        text += f"; within two standard errors: {listed}"
+        text += f"; within two standard errors: {'; '.join(alike)}"
     sentences = [text]
     if smallest is not None:
         words = _choice(rows[smallest], fields)
@@ -226,6 +224,7 @@ def _is_as_good(row: Row, best: Row, metric: str) -> bool:
 
 
 def _choice(row: Row, fields: Sequence[str]) -> str:
-    """Return the values of fields in a row: "model.latent_dim=3, model.family=ppca"."""
+    """Return the values of fields in a row: "K = 3, model.family = ppca"."""
     values = ((path, row["fields"][path]) for path in fields if path in row["fields"])
-    return ", ".join(f"{path}={text_of(value)}" for path, value in values)
+    names = {SIZE: "K"}
+    return ", ".join(f"{names.get(path, path)} = {text_of(value)}" for path, value in values)

@@ -41,7 +41,7 @@ def test_a_followed_sweep_ends_with_means_and_the_best_row(
     assert head.split() == [K, "lml", "mpt", "best"]
     assert [first.split()[0], second.split()[0]] == ["1", "2"]
     assert (first + second).count("*") == 1
-    assert last.startswith(f"* best by lml: {K}=")
+    assert last.startswith("* Best by LML: K = ")
     assert note.startswith("  The LML of the data that a model was fitted to rises")
     code, again, error = mpt_here(environment, "table", "choose K")
     assert (code, again, "has no error" in error) == (0, sweep, True)

@@ -102,7 +102,7 @@ def test_the_best_k_at_the_edge_is_said_with_the_command_that_extends_it(
     command = told.partition("mpt ")[2].split()
     code, shown, error = mpt_here(environment, *command, "--watch")
     assert code == 0, error
-    assert f"* best by lml_heldout: {K}=3" in shown
+    assert "* Best by LML, held out: K = 3" in shown
     assert "is the last value" not in shown
     rows = [line for line in shown.splitlines() if re.match(r" \d", line)]
     assert len(rows) == 4

@@ -84,8 +84,8 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
         "fields": [K],
     }  # fmt: skip
     assert made["notes"] == [
-        f"best by lml_heldout: {K}=3; within two standard errors: 2",
-        f"The smallest model as good as the best: {K}=2",
+        "Best by LML, held out: K = 3; within two standard errors: K = 2",
+        "The smallest model as good as the best: K = 2",
         OTHER_ROWS,
     ]
     families = [
@@ -93,7 +93,7 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
         for one, family in zip(found, ("ppca", "ppca", "factor_analysis", "ppca"), strict=True)
     ]
     smallest = conclude(families, K, "model.family")["notes"][1]
-    assert smallest == f"The smallest model as good as the best: {K}=2, model.family=ppca"
+    assert smallest == "The smallest model as good as the best: K = 2, model.family = ppca"
     alone = conclude(of((0.5, 0.1), (0.0, 0.0), (0.6, 0.1)))
     assert (alone["best"]["smallest"], len(alone["notes"])) == (None, 2)
     assert best_of(of((0.0, 0.0), (0.5, 0.24), (0.0, 0.0), (0.5, 0.26))) == (
@@ -103,9 +103,9 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
 
 def test_the_lml_of_the_fitted_data_rises_with_the_latent_dimensions() -> None:
     """It says nothing about more of them, so that the last value is no edge."""
-    assert conclude(rows(-3.0, -2.0, -1.0))["notes"] == [f"best by lml: {K}=3", SAME_ROWS]
+    assert conclude(rows(-3.0, -2.0, -1.0))["notes"] == ["Best by LML: K = 3", SAME_ROWS]
     epochs = [row({"train.epochs": n}, lml=cell(-1.0 / n)) for n in (1, 2)]
-    assert conclude(epochs, "train.epochs")["notes"] == ["best by lml: train.epochs=2"]
+    assert conclude(epochs, "train.epochs")["notes"] == ["Best by LML: train.epochs = 2"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_table_has_its_best_row_over_seeds(api: TestClient) -> None:
     assert (best["metric"], table["chief_metric"], table["varying"]) == ("lml", "lml", [[K]])
     assert table["pooled"][best["row"]]["fields"] == {K: 2}
     assert table["pooled"][best["row"]]["metrics"]["lml"]["value"] == -5.5
-    assert table["notes"][0].startswith(f"best by lml: {K}=2")
+    assert table["notes"][0].startswith("Best by LML: K = 2")
     assert json.dumps(table)  # no value of Python's own
     query = {"order_by": "lml asc"}
     ordered = api.get(made["urls"]["table"], params=query).json()
