@@ -7,6 +7,7 @@ import { number, tick, withError } from "./format.js";
 
 const COLOURS = 8;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the markers in a legend, as DASHES
 const HEIGHT = 320;
 const FEW_POINTS = 32;
 const MAX_BANDS = 24; // of more curves they would hide each other
@@ -33,11 +34,11 @@ export function dataOf(series, lines) {
 }
 
 /** A colour and a dash by the place of a series, unless it says them. */
-const lookOf = ({ colour, dash }, index) => ({
-  stroke: colourOf(colour ?? index),
-  dash: DASHES[(dash ?? Math.floor(index / COLOURS)) % DASHES.length],
-});
-const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--muted") : colourOf(colour), dash: [6, 4] });
+const lookOf = ({ colour, dash }, index) => {
+  const kind = (dash ?? Math.floor(index / COLOURS)) % DASHES.length;
+  return { stroke: colourOf(colour ?? index), dash: DASHES[kind], border: BORDERS[kind] };
+};
+const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--muted") : colourOf(colour), dash: [6, 4], border: "dashed" });
 
 function seriesOf({ series, lines, xLabel }) {
   const hasBands = series.filter(({ faint }) => !faint).length <= MAX_BANDS;
@@ -57,7 +58,7 @@ function seriesOf({ series, lines, xLabel }) {
     ...levelLook(line),
     width: 1.5,
     points: { show: false },
-    value: (plot, v) => number(v, 6),
+    value: () => number(line.y, 6),
   }));
   return [{ label: xLabel, value: (plot, v) => number(v, 6) }, ...curves, ...levels];
 }
@@ -136,7 +137,7 @@ export function optionsOf(shown, width) {
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24, dist: distanceOf } },
     focus: { alpha: 0.35 },
-    legend: { live: true },
+    legend: { live: true, markers: { dash: (plot, at) => plot.series[at].border ?? "solid" } },
   };
 }
 
@@ -152,7 +153,7 @@ function usePlot(props) {
   const place = useRef(null);
   const plot = useRef(null);
   const { series, lines, logX, logY, far } = props;
-  const shape = JSON.stringify([series.map((one) => [one.label, one.colour, one.area]), lines, logX, logY, far]);
+  const shape = JSON.stringify([series.map((one) => [one.label, one.colour, one.dash, one.area]), lines, logX, logY, far]);
   useEffect(() => {
     const width = () => Math.max(240, place.current.clientWidth);
     const make = () => {

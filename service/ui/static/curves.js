@@ -2,7 +2,7 @@
 
 import { get, oneAtATime, post, withQuery } from "./api.js";
 import { distinctTitles, labelText } from "./format.js";
-import { isInterim, meanOf, withoutSeed } from "./means.js";
+import { isInterim, isSame, meanOf, withoutSeed } from "./means.js";
 
 const MAX_POINTS = 20_000;
 
@@ -14,11 +14,11 @@ const ABOUT = {
   score_difference: ["Difference of scores", "mask size m", "difference, nats"],
   convergence: ["Cumulative score less LML", "masks of each size P", "cumulative score − LML, nats"],
   loss: ["Loss in training", TIME, "loss, nats"],
-  loss_heldout: ["Held-out loss in training", TIME, "held-out loss, nats"],
-  mpt: ["MPT score in training", TIME, "MPT score, nats"],
+  loss_heldout: ["Loss, held out, in training", TIME, "loss, held out, nats"],
+  mpt: ["MPT in training", TIME, "MPT, nats"],
   elbo: ["ELBO in training", TIME, "ELBO, nats"],
   lml: ["LML in training", TIME, "LML, nats"],
-  lml_heldout: ["Held-out LML in training", TIME, "held-out LML, nats"],
+  lml_heldout: ["LML, held out, in training", TIME, "LML, held out, nats"],
   lml_fitting: ["LML while factor analysis is fitted", "EM iteration", "LML, nats"],
   bias: ["Bias of a fixed mask size", "mask size m0", "D · S(m0) − LML, nats"],
 };
@@ -87,7 +87,19 @@ function state(answer, series) {
  * way to a final one are left out when there will be no more points.
  */
 export function chartsOf(series, isPartial = true, spec = null) {
-  return charts(lasting(series, isPartial, spec).map((one) => ({ from: one, spec, shown: drawn(one) }))).map(withArea);
+  const shown = lasting(series, isPartial, spec);
+  const lookOf = looksOf(shown);
+  return charts(shown.map((one) => ({ from: one, spec, shown: { ...drawn(one), ...lookOf(one) } }))).map(withArea);
+}
+
+/** A colour for each choice of labels but the seed, and a dash for each seed; where seeds alone differ, a colour for each. */
+function looksOf(series) {
+  const keysOf = (keyOf) => [...new Set(sortBy(series, (one) => (isInterim(one) ? 1 : 0)).map(keyOf))];
+  const choiceOf = ({ labels }) => labelText(withoutSeed(labels));
+  const seedOf = ({ labels }) => labels.seed;
+  const [choices, seeds] = [keysOf(choiceOf), keysOf(seedOf).filter((seed) => seed !== undefined)];
+  const seedAt = (one) => Math.max(0, seeds.indexOf(seedOf(one)));
+  return (one) => (choices.length > 1 ? { colour: choices.indexOf(choiceOf(one)), dash: seedAt(one) } : { colour: seedAt(one) });
 }
 
 /**
@@ -140,8 +152,6 @@ export function chartsOfMany(experiments, curves, colours = experiments.map((_, 
 }
 
 const sortBy = (values, key) => [...values].sort((a, b) => key(a) - key(b));
-
-const isSame = (a, b) => a.length === b.length && a.every((one, i) => one === b[i]);
 
 /** The series that differ in their seed alone and have the same x, together. */
 function groupsOf(series) {
@@ -196,12 +206,12 @@ export function levelsOf(name, summary, label = "LML") {
   return means.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
 }
 
-/** Several levels, each in the colour of the only curve whose label it has: the LML of an objective in that of its curve. */
+/** Several levels, each in the colour of the curves whose label it has: the LML of an objective in that of its curves. */
 export function colouredAlike(levels, series) {
   if (levels.length < 2) return levels;
   return levels.map((level) => {
-    const own = series.flatMap(({ label }, i) => (level.label.endsWith(`, ${label.replace(/(^|, )seed .*$/, "")}`) ? [i] : []));
-    return own.length === 1 ? { ...level, colour: own[0] } : level;
+    const own = series.find(({ label }) => level.label.endsWith(`, ${label.replace(/(^|, )seed .*$/, "")}`));
+    return own ? { ...level, colour: own.colour } : level;
   });
 }
 

@@ -47,6 +47,25 @@ export function paired(mean, other) {
   return differences.length ? { ...meanOf(differences), count: differences.length } : null;
 }
 
+const MIN_PARTS = 8; // from which a standard error is computed
+export const isSame = (a, b) => a.length === b.length && a.every((one, i) => one === b[i]);
+
+/** The held-out LML of each part of the rows, the mean over seeds, and the number of rows of each; null where it is not known. */
+export function partsOf(series) {
+  const own = series.filter(({ name, labels }) => name === "lml_heldout_parts" && !Object.keys(withoutSeed(labels)).length);
+  if (!own.length || !own.every(({ n }) => isSame(n, own[0].n))) return null;
+  return { n: own[0].n, value: own[0].value.map((_, i) => sum(own.map((one) => one.value[i])) / own.length) };
+}
+
+/** A difference with its error over the held-out rows that both share, as in the table of a sweep, if that is known. */
+export function withErrorOfParts(difference, one, other) {
+  if (!one || !other || !isSame(one.n, other.n) || one.n.length < MIN_PARTS) return difference;
+  const [count, apart] = [sum(one.n), one.value.map((value, i) => value - other.value[i])];
+  const mean = sum(apart.map((value, i) => one.n[i] * value)) / count;
+  const variance = sum(apart.map((value, i) => one.n[i] * (value - mean) ** 2)) / (one.n.length - 1);
+  return { ...difference, std_err: Math.sqrt(variance / count) };
+}
+
 /** What a mean and its error cover, for its tooltip. */
 export function aboutMean({ value, std_err: error, count, covers, reason }) {
   if (value === null) return reason ?? "no mean: a seed has no value";

@@ -70,7 +70,7 @@ test("the loss of a training in steps is drawn over the steps", () => {
   const about = (spec) => curves.chartsOf([series("loss", { seed: 0 })], false, spec)[0].about;
   assert.deepEqual(about({ train: { epochs: 60 } }), ["Loss in training", "epoch", "loss, nats"]);
   assert.deepEqual(about({ train: { steps: 30 } }), ["Loss in training", "step", "loss, nats per token"]);
-  assert.equal(curves.chartsOf([series("loss_heldout", {})], false, { train: { steps: 30 } })[0].about[0], "Held-out loss in training");
+  assert.equal(curves.chartsOf([series("loss_heldout", {})], false, { train: { steps: 30 } })[0].about[0], "Loss, held out, in training");
 });
 
 test("after the end no points are drawn that a later estimate has replaced", () => {
@@ -86,12 +86,18 @@ test("after the end no points are drawn that a later estimate has replaced", () 
   assert.deepEqual([twice.x, twice.value], [[1, 2], [11, 20]]);
 });
 
-test("levels have the colour of the only curve of their objective", () => {
+test("an objective has its colour, and a seed its dash, in each chart; a level has the colour of its curves", () => {
+  const of = (name, objective, seed, more = {}) => series(name, { objective, seed, ...more });
+  const [loss, elbo] = curves.chartsOf([of("loss", "mpt", 4, { epoch: 0 }), of("loss", "mpt", 4), of("loss", "elbo", 4), of("loss", "elbo", 5), of("elbo", "elbo", 5)]);
+  const looks = ({ series: some }) => some.map(({ label, colour, dash }) => [label, colour, dash]);
+  const last = ["objective elbo, seed 5", 1, 1];
+  assert.deepEqual(looks(loss), [["objective mpt, seed 4", 0, 0], ["objective elbo, seed 4", 1, 0], last, ["objective mpt, seed 4, epoch 0", 2, 0]]);
+  assert.deepEqual(looks(elbo), [last]);
   const levels = [{ label: "LML, objective elbo", y: -1 }, { label: "LML, objective mpt", y: -2 }];
-  const colours = (labels) => curves.colouredAlike(levels, labels.map((label) => ({ label }))).map(({ colour }) => colour);
-  assert.deepEqual(colours(["objective mpt, seed 4", "objective elbo, seed 4"]), [1, 0]);
-  assert.deepEqual(colours(["objective elbo, seed 4", "objective elbo, seed 5", "objective mpt, seed 4"]), [undefined, 2]);
+  assert.deepEqual(curves.colouredAlike(levels, loss.series).map(({ colour }) => colour), [1, 0]);
   assert.deepEqual(curves.colouredAlike([{ label: "LML", y: 0 }], [{ label: "seed 4" }]), [{ label: "LML", y: 0 }]);
+  const ofSeeds = curves.chartsOf([series("loss", { seed: 4 }), series("loss", { seed: 5 }), series("score", { seed: 5 })]);
+  assert.deepEqual(ofSeeds.map(looks), [[["seed 4", 0, undefined], ["seed 5", 1, undefined]], [["seed 5", 1, undefined]]]);
 });
 
 function answering(...answers) {
