@@ -1,15 +1,17 @@
 // Several experiments side by side: the fields in which their specs differ, their colours, the best of them.
 
 import { distinctTitles, leaves, plain } from "./format.js";
-import { isInterim, meansOf } from "./means.js";
+import { isInterim, meansOf, paired, partsOf, withErrorOfParts } from "./means.js";
+import { isDerived } from "./names.js";
 
 const ALIKE_ERRORS = 2;
+const HELDOUT = "lml_heldout";
 
 /**
  * A row for each experiment: `{experiment, index, title, fields, means}`, the fields of its spec that differ, or all that
- * any of them sets, by path, and its means by key. `names` are those of ids in specs.
+ * any of them sets, by path, its means by key, and the `parts` of its held-out LML. `names` are those of ids in specs.
  */
-export function rowsOf(experiments, { all = false, names = new Map() } = {}) {
+export function rowsOf(experiments, { all = false, curves = [], names = new Map() } = {}) {
   const specs = experiments.map(({ spec }) => withNames(spec, names));
   const columns = all ? everyField(specs) : new Map([...differing(specs)].filter(([, values]) => values.some(isSet)));
   const titles = distinctTitles(experiments);
@@ -19,6 +21,7 @@ export function rowsOf(experiments, { all = false, names = new Map() } = {}) {
     title: titles[index],
     fields: new Map([...columns].map(([path, values]) => [path, values[index]])),
     means: new Map(meansOf(experiment).map((mean) => [mean.key, mean])),
+    parts: partsOf(curves[index]?.series ?? []),
   }));
 }
 
@@ -100,8 +103,14 @@ export function coloursBy(rows, path) {
 
 /** The metrics of all rows, `[{key, name, labels}]`: results first, those of `train.curve_at` last. */
 export function metricsOf(rows) {
-  const found = [...new Map(rows.flatMap(({ means }) => [...means])).values()];
+  const found = [...new Map(rows.flatMap(({ means }) => [...means])).values()].filter(({ name }) => !isDerived(name));
   return [...found.filter((one) => !isInterim(one)), ...found.filter(isInterim)];
+}
+
+/** How much a mean is above that of another row, paired by seed and, if it is the held-out LML, by row; null without a pair. */
+export function differenceOf(row, other, key) {
+  const difference = row.means.has(key) && other.means.has(key) ? paired(row.means.get(key), other.means.get(key)) : null;
+  return key === HELDOUT && difference ? withErrorOfParts(difference, row.parts, other.parts) : difference;
 }
 
 /** The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, if all are alike, or among different data. */
@@ -112,7 +121,8 @@ export function bestOf(rows, { key, higher_is_better: isHigherBetter, tokens }) 
   const meanOf = (row) => row.means.get(key);
   const best = known.reduce((one, other) => (meanOf(other).value > meanOf(one).value ? other : one));
   const isAlike = (row) => {
-    const error = Math.hypot(meanOf(row).std_err ?? 0, meanOf(best).std_err ?? 0);
+    const apart = Math.hypot(meanOf(row).std_err ?? 0, meanOf(best).std_err ?? 0);
+    const error = (key === HELDOUT && differenceOf(best, row, key)?.std_err) || apart;
     return meanOf(best).value - meanOf(row).value <= ALIKE_ERRORS * error;
   };
   const alike = known.filter(isAlike);

@@ -40,6 +40,12 @@ export function withError(value, error) {
   return `${Number(rounded) === 0 ? rounded.replace("-", "") : rounded} ± ${error.toFixed(decimals)}`.replaceAll("-", "−"); // no "−0.00"
 }
 
+/** How far a value is from another, with its sign; without an error of its own with as many decimals as the value's text. */
+export function differenceText({ value, std_err: error }, of) {
+  const [, decimals = ""] = of.split(" ")[0].split(".");
+  return (value > 0 ? "+" : "") + (error ? withError(value, error) : value.toFixed(decimals.length).replace("-", "−"));
+}
+
 /** What was measured, with a decimal more than what was published; beside a published 0 two digits. */
 export function beside({ published, measured }) {
   if (measured === null || !Number.isFinite(measured) || Math.abs(measured) < 1e-3) return number(measured, published ? 5 : 2);

@@ -3,6 +3,7 @@
 import { html } from "./vendor/preact-htm.js";
 import { labelText, withError } from "./format.js";
 import { aboutMean, isInterim, meansOf } from "./means.js";
+import { metricName } from "./names.js";
 
 const MAX_SEEDS = 24;
 const POPULATION = "_population";
@@ -28,8 +29,9 @@ export function tableOf(means) {
   const rows = new Map();
   for (const mean of means) {
     const { model, ...others } = mean.labels;
-    const title = [baseOf(mean.name), labelText(others)].filter(Boolean).join(", ");
-    if (!rows.has(title)) rows.set(title, { title, meaning: mean.meaning, cells: columns.map(() => null) });
+    const name = baseOf(mean.name);
+    const title = [metricName(name), labelText(others)].filter(Boolean).join(", ");
+    if (!rows.has(title)) rows.set(title, { title, meaning: [name, mean.meaning].filter(Boolean).join(": "), cells: columns.map(() => null) });
     const { cells } = rows.get(title);
     columns.forEach((column, i) => {
       if (column.model !== model) return;

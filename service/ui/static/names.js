@@ -7,9 +7,11 @@ const RESULTS = JSON.parse(results ?? "{}");
 
 const METRICS = {
   difference: ["MPT − LML", "nats"],
-  difference_heldout: ["MPT − LML, held out", "nats"],
-  lml_heldout_behind_best: ["LML, held out, behind the best", "nats"],
+  elbo: ["ELBO", "nats"],
 };
+/** Words for the end of a metric's name, after those for its beginning. */
+const ENDS = { _behind_best: ", behind the best", _half_interval: ", ½ of the 95 % interval", _population: ", error over the sample", _heldout: ", held out", _per_token: " per token" };
+const ACRONYM = /\b(ais|elbo|iwae|kl|lml|mpt)\b/g;
 const FIELDS = {
   "model.latent_dim": "latent dimensions K",
   "data.n": "observations N",
@@ -30,9 +32,21 @@ export const fieldName = (path) => FIELDS[path] ?? path.split(".").pop().replace
 /** A swept field before its value: its letter if it has one, "K". */
 export const fieldSymbol = (path) => / ([A-Z])$/.exec(fieldName(path))?.[1] ?? fieldName(path);
 
+/** Whether a metric repeats another, with a wider error or as its interval: tables of several runs leave it out, as `mpt table`. */
+export const isDerived = (title) => /^lml_heldout_population|_half_interval/.test(title);
+
 /** A metric in words, with its labels: "LML, held out"; with `hasUnit` for an axis: "LML, held out, nats". */
 export function metricName(title, { hasUnit = false } = {}) {
   const [, name, labels] = /^([^[]*)(.*)$/.exec(title);
-  const [heading, unit] = RESULTS[name] ?? METRICS[name] ?? [name.replaceAll("_", " "), null];
+  const [heading, unit] = nameAndUnit(name);
   return [labels ? `${heading} ${labels}` : heading, hasUnit && unit].filter(Boolean).join(", ");
+}
+
+function nameAndUnit(name) {
+  const known = RESULTS[name] ?? METRICS[name];
+  if (known) return known;
+  const end = Object.keys(ENDS).find((one) => name.endsWith(one));
+  if (end === undefined) return [name.replaceAll("_", " ").replace(ACRONYM, (word) => word.toUpperCase()), null];
+  const [heading, unit] = nameAndUnit(name.slice(0, -end.length));
+  return [heading + ENDS[end], unit];
 }

@@ -3,11 +3,12 @@
 import { html, useMemo, useState } from "../vendor/preact-htm.js";
 import { Refused, get, post } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
-import { bestOf, coloursBy, differentData, fieldText, idsIn, metricsOf, rowsOf, shortNames } from "../compared.js";
+import { bestOf, coloursBy, differenceOf, differentData, fieldText, idsIn, metricsOf, rowsOf, shortNames } from "../compared.js";
 import { chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
-import { cut, labelText, withError } from "../format.js";
+import { cut, differenceText, labelText, withError } from "../format.js";
 import { useLive } from "../live.js";
-import { aboutMean, paired } from "../means.js";
+import { aboutMean } from "../means.js";
+import { metricName } from "../names.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
 
@@ -59,13 +60,12 @@ function Charts({ experiments, rows, curves, colours }) {
   });
 }
 
-function MetricCell({ mean, first, isBest }) {
+function MetricCell({ mean, difference, isBest }) {
   if (!mean) return html`<td></td>`;
-  const difference = first && first !== mean ? paired(mean, first) : null;
   const value = withError(mean.value, mean.std_err);
   return html`<td class="number" title=${aboutMean(mean)}>
     ${isBest ? html`<strong>${value}</strong>` : value}${mean.tokens && html` <span class="muted small">× ${mean.tokens} tokens</span>`}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
-    ${difference && html`<div class="small muted">${difference.value > 0 && "+"}${withError(difference.value, difference.std_err)}</div>`}
+    ${difference && html`<div class="small muted">${differenceText(difference, value)}</div>`}
   </td>`;
 }
 
@@ -87,11 +87,11 @@ const MAX_PATHS = 4; // of a sentence
 
 const listed = (paths) => [...paths.slice(0, MAX_PATHS), ...(paths.length > MAX_PATHS ? [`${paths.length - MAX_PATHS} more fields`] : [])].join(", ");
 
-/** A row for each run: where its spec differs from the others', or all of it, then its metrics. */
+/** A row for each run: its metrics, then where its spec differs from the others', or all of it. */
 function Runs({ rows, paths, colours, all, setAll }) {
   const metrics = metricsOf(rows);
   const columns = new Map(
-    [["name"], ["status"], ...paths.map((path) => ["field", path]), ...metrics.map(({ key }) => ["metric", key])].map((one) => [one.join(" "), one]),
+    [["name"], ["status"], ...metrics.map(({ key }) => ["metric", key]), ...paths.map((path) => ["field", path])].map((one) => [one.join(" "), one]),
   );
   const [shown, headerOf] = useSorting(rows, (row, column) => sortedBy(row, columns.get(column)));
   const hasStatus = rows.some(({ experiment }) => experiment.status !== "succeeded");
@@ -102,22 +102,22 @@ function Runs({ rows, paths, colours, all, setAll }) {
   return html`<section class="card flush">
     <div class="bar row spread"><h2>Runs</h2>
       <label class="row"><input type="checkbox" role="switch" checked=${!all} onChange=${(event) => setAll(!event.target.checked)} />Only what differs</label></div>
-    <p class="bar muted small">On the left are the settings. Values are means over seeds ± standard error (×5: five seeds).
-      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed.`}${
-      isAnyBest && " Bold is the best, and what is within two standard errors of it."}</p>
+    <p class="bar muted small">Values are means over seeds ± standard error (×5: five seeds).
+      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed, of held-out rows by row.`}${
+      isAnyBest && " Bold is the best, and what is within two standard errors of it, where errors are known."}</p>
     ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${listed(different)}): their metrics do not tell which model is better.</p>`}
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>
         <${SortHeader} ...${headerOf("name")}>Run<//>
         ${hasStatus && html`<${SortHeader} ...${headerOf("status")}>Status<//>`}
+        ${metrics.map(({ key, name, labels }) => html`<${SortHeader} key=${key} ...${headerOf(`metric ${key}`)} number><span title=${name}>${[metricName(name), labelText(labels)].filter(Boolean).join(", ")}</span><//>`)}
         ${paths.map((path, i) => html`<${SortHeader} key=${path} ...${headerOf(`field ${path}`)}><span title=${path}>${names[i]}</span><//>`)}
-        ${metrics.map((metric) => html`<${SortHeader} key=${metric.key} ...${headerOf(`metric ${metric.key}`)} number>${[metric.name, labelText(metric.labels)].filter(Boolean).join(", ")}<//>`)}
       </tr></thead>
       <tbody>${shown.map((row) => html`<tr key=${row.experiment.id}>
         <th scope="row"><${Name} row=${row} colour=${colours[row.index]} /></th>
         ${hasStatus && html`<td><${Status} of=${row.experiment.status} /></td>`}
+        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} difference=${different.length || row === rows[0] ? null : differenceOf(row, rows[0], key)} isBest=${best.get(key).has(row)} />`)}
         ${paths.map((path) => html`<${FieldCell} key=${path} row=${row} path=${path} />`)}
-        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} first=${different.length ? null : rows[0].means.get(key)} isBest=${best.get(key).has(row)} />`)}
       </tr>`)}</tbody>
     </table><//>
   </section>`;
@@ -161,8 +161,8 @@ function Shown({ experiments, curves }) {
   const [all, setAll] = useState(false);
   const ids = idsIn(experiments);
   const { data: names } = useLive(() => namesOf(ids), [ids.map(({ id }) => id).join()], () => true);
-  const rows = useMemo(() => rowsOf(experiments, { names: names ?? undefined }), [experiments, names]);
-  const shown = useMemo(() => (all ? rowsOf(experiments, { all, names: names ?? undefined }) : rows), [rows, all]);
+  const rows = useMemo(() => rowsOf(experiments, { curves, names: names ?? undefined }), [experiments, curves, names]);
+  const shown = useMemo(() => (all ? rowsOf(experiments, { all, curves, names: names ?? undefined }) : rows), [rows, all]);
   const paths = [...rows[0].fields.keys()];
   const colours = coloursBy(rows, by);
   return html`<div class="stack">
@@ -170,7 +170,7 @@ function Shown({ experiments, curves }) {
       <h1>Compare ${experiments.length} experiments</h1>
       ${paths.length > 0 && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
     </div>
-    <${Charts} experiments=${experiments} rows=${rows} curves=${curves} colours=${colours} />
     <${Runs} rows=${shown} paths=${[...shown[0].fields.keys()]} colours=${colours} all=${all} setAll=${setAll} />
+    <${Charts} experiments=${experiments} rows=${rows} curves=${curves} colours=${colours} />
   </div>`;
 }

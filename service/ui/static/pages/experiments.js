@@ -7,6 +7,7 @@ import { Filters, RESULT, chosenColumns, isField, resultNames } from "../filters
 import { cut, labelText, leaves, pointTitle, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
+import { metricName } from "../names.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
 import { resultsOf, shortLabel } from "../result.js";
 import { SavedViews } from "../saved.js";
@@ -147,7 +148,7 @@ function Rows({ items, sweeps, columns, selected, select, order, onOrder, points
         ${columns.family && html`<th scope="col" class="wide">Family</th>`}
         ${columns.fields.map((path) => html`<th key=${path} scope="col" class="wide" title=${path}>${path.split(".").pop()}</th>`)}
         ${columns.result && html`<th scope="col" class="number wide">Result</th>`}
-        ${columns.metrics.map((name) => html`<${SortHeader} key=${name} ...${headerOf(`metrics.${name}`)} number wide>${name}<//>`)}
+        ${columns.metrics.map((name) => html`<${SortHeader} key=${name} ...${headerOf(`metrics.${name}`)} number wide><span title=${name}>${metricName(name)}</span><//>`)}
         ${columns.owner && html`<th scope="col" class="wide">Owner</th>`}
         <${SortHeader} ...${headerOf("created")} first="desc" wide>Created<//>
       </tr></thead>

@@ -6,7 +6,7 @@ import { Chart } from "../chart.js";
 import { Counts } from "../counts.js";
 import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
-import { fieldName, metricName } from "../names.js";
+import { fieldName, isDerived, metricName } from "../names.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
@@ -181,7 +181,7 @@ export default function Sweep({ may }) {
   const id = location.pathname.split("/")[2];
   const read = async () => {
     const [sweep, table] = await Promise.all([get(`/v1/sweeps/${id}`), get(`/v1/sweeps/${id}/table`)]);
-    return { sweep, table };
+    return { sweep, table: { ...table, metrics: table.metrics.filter((name) => !isDerived(name)) } };
   };
   const { data, error, refresh } = useLive(read, [id], ({ sweep }) => sweep.terminal);
   if (error) return html`<${Missing} error=${error} />`;

@@ -58,6 +58,18 @@ test("the best are those that the errors do not tell apart", () => {
   assert.deepEqual(best("perplexity", [1, 0, lowerIsBetter], [2, 0, lowerIsBetter]), []);
 });
 
+test("held-out rows that runs share tell which are as good, and by how much", () => {
+  const runs = [-8, -8.01, -9].map((value) => ({ ...run({}, mean("lml_heldout", value)), metrics: [{ name: "lml_heldout", labels: { seed: 1 }, value, std_err: null }] }));
+  const n = Array(8).fill(4);
+  const curves = runs.map(({ metrics: [{ value }] }, k) => ({ series: [{ name: "lml_heldout_parts", labels: { seed: 1 }, n, value: n.map((_, i) => value + (k ? (i % 2 ? 0.1 : -0.1) : 0)) }] }));
+  const rows = compared.rowsOf(runs, { curves });
+  const [metric] = compared.metricsOf(rows);
+  const { value, std_err: error } = compared.differenceOf(rows[1], rows[0], metric.key);
+  assert.deepEqual([value.toFixed(2), error.toFixed(4)], ["-0.01", (0.1 / Math.sqrt(7)).toFixed(4)]);
+  assert.deepEqual([...compared.bestOf(rows, metric)].map(({ index }) => index), [0, 1]);
+  assert.equal(compared.differenceOf(compared.rowsOf(runs)[1], rows[0], metric.key).std_err, null);
+});
+
 test("nothing is best among different data, and the fields that differ are named", () => {
   const spec = (n, seeds = [1]) => ({ data: { source: "ppca", n, seed: 0 }, seeds });
   assert.deepEqual(best("lml", [-1, 0, {}, spec(50)], [-2, 0, {}, spec(50, [2])]), [0]);

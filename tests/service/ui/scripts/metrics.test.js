@@ -24,7 +24,7 @@ const values = ({ rows }) => rows.map(({ title, cells }) => [title, ...cells.map
 test("one seed, or none, has no mean", () => {
   assert.deepEqual(titles(tableOf([metric("lml", 1, { seed: 4 })])), ["seed 4"]);
   const table = tableOf([metric("lml", 1, {})]);
-  assert.deepEqual([titles(table), values(table)], [["value"], [["lml", 1]]]);
+  assert.deepEqual([titles(table), values(table)], [["value"], [["LML", 1]]]);
   const mixed = tableOf([metric("cut", 1, {}), metric("width", 2, { seed: 3 })]);
   assert.deepEqual([titles(mixed), values(mixed)], [["value"], [["cut", 1], ["width", 2]]]);
 });
@@ -32,7 +32,7 @@ test("one seed, or none, has no mean", () => {
 test("several seeds have a mean, beside what has no seed", () => {
   const table = tableOf([metric("lml", 1, { seed: 4 }), metric("lml", 3, { seed: 5 }), metric("cut", 7, {}), metric("mpt", 2, { seed: 5, of: "a" })]);
   assert.deepEqual(titles(table), ["mean over seeds", "seed 4", "seed 5"]);
-  assert.deepEqual(values(table), [["lml", 2, 1, 3], ["cut", 7, null, null], ["mpt, of a", 2, null, 2]]);
+  assert.deepEqual(values(table), [["LML", 2, 1, 3], ["cut", 7, null, null], ["MPT, of a", 2, null, 2]]);
 });
 
 test("model and baseline are side by side, and the error over texts is beside the value", () => {

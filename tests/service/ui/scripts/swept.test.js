@@ -23,7 +23,7 @@ test("a curve for each choice of the other fields", () => {
 test("fields with one value, and fields that change with the axis, separate no curves", () => {
   const items = [1, 2, 3].map((k) => row({ "a.k": k, "b.epochs": 10 * k, "c.n": 5 }, -k));
   const made = table(["a.k", "b.epochs", "c.n"], items, [], [["a.k", "b.epochs"]]);
-  assert.deepEqual(chartOf(made, "a.k", "lml").series.map(({ label, x }) => [label, x]), [["lml", [1, 2, 3]]]);
+  assert.deepEqual(chartOf(made, "a.k", "lml").series.map(({ label, x }) => [label, x]), [["LML", [1, 2, 3]]]);
   assert.deepEqual(chartOf(made, "b.epochs", "lml").series.map(({ x }) => x), [[10, 20, 30]]);
   const crossed = table(["a.k", "b.epochs"], [...items, row({ "a.k": 1, "b.epochs": 20 }, -9)]);
   assert.equal(chartOf(crossed, "a.k", "lml").series.length, 3);
@@ -34,7 +34,7 @@ test("where seeds are swept, a curve is of means over them", () => {
   const made = table(["seeds", "k"], items, [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)], [["k"]]);
   assert.equal(rowsOf(made), made.pooled);
   assert.deepEqual(axesOf(made), ["k", "seeds"]);
-  assert.deepEqual(chartOf(made, "k", "lml").series, [{ label: "lml", x: [1, 2], value: [-1.5, -2.5], std_err: [0.5, 0.5], dots: false }]);
+  assert.deepEqual(chartOf(made, "k", "lml").series, [{ label: "LML", x: [1, 2], value: [-1.5, -2.5], std_err: [0.5, 0.5], dots: false }]);
 });
 
 test("the best row is the one that the service names, and it is marked", () => {
@@ -66,7 +66,7 @@ test("against seeds it is a dot for each, and a line at their mean", () => {
   const made = table(["seeds"], items, [row({}, -4, 2)]);
   assert.deepEqual(axesOf(made), ["seeds"]);
   const { series, lines } = chartOf(made, "seeds", "lml");
-  assert.deepEqual(series, [{ label: "lml", x: [3, 5], value: [-3, -5], std_err: [0.5, 0.5], dots: true }]);
+  assert.deepEqual(series, [{ label: "LML", x: [3, 5], value: [-3, -5], std_err: [0.5, 0.5], dots: true }]);
   assert.deepEqual(lines, [{ label: "mean over seeds", y: -4, colour: 0 }]);
 });
 
