@@ -61,7 +61,7 @@ export function Actions({ experiment, me, onDone, children }) {
           <button key=${value} type="button" disabled=${busy} onClick=${() => change({ visibility: value })}>${text}</button>`)}
         <button type="button" disabled=${busy} onClick=${() => change({ pinned: !experiment.pinned })}>${experiment.pinned ? "Unpin" : "Pin"}</button>`}
       ${can.includes("delete") && html`
-        <button type="button" class="danger" disabled=${busy} onClick=${() => setQuestion("delete")}>Delete</button>`}
+        <button type="button" class="quiet danger" disabled=${busy} onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />
     ${question === "cancel" && html`<${Confirm} title="Cancel this run?" action="Cancel the run" onAnswer=${answer(() => perform("cancel"))}>

@@ -42,12 +42,11 @@ export function overText(row, summary) {
   return `${error} over ${chosen === "texts" && scored ? `${scored.value} texts` : chosen}`;
 }
 
-/** `children` stand below the last result. */
-export function Result({ summary, children }) {
+export function Result({ summary }) {
   const results = resultsOf(summary);
   if (!results.length) return null;
   return html`<section class="result" aria-label="Result">
-    ${results.map((row, i) => html`<div key=${row.title} class="figure">
+    ${results.map((row) => html`<div key=${row.title} class="figure">
       <div class="muted small">${row.label}</div>
       ${row.value === null
         ? html`<div class="small reason">${row.reason ?? "no value"}</div>`
@@ -56,7 +55,6 @@ export function Result({ summary, children }) {
       ${row.tokens && html`<div class="small">${tokensText(row)}</div>`}
       ${row.before && html`<div class="small">${beforeText(row)}</div>`}
       ${row.agreement && html`<div class=${`small ${TONES[row.agreement.outcome]}`}>${agreementText(row)}</div>`}
-      ${i === results.length - 1 && children}
     </div>`)}
   </section>`;
 }

@@ -11,7 +11,7 @@ import { History } from "../history.js";
 import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
 import { canScoreRows } from "../own-data.js";
-import { Loading, Missing, Progress, Scroll, Status, Tabs, Tags, When } from "../parts.js";
+import { Loading, Missing, Progress, Scroll, Status, Tabs, Tags, When, withCode } from "../parts.js";
 import { readersOf } from "../projects.js";
 import { Result } from "../result.js";
 import { UnusualRows } from "../rows.js";
@@ -41,7 +41,8 @@ const CAUSES = { error: "Failed", oom: "Out of memory", invalid: "Cannot be comp
 
 function Failure({ of: failure }) {
   if (!failure) return null;
-  return html`<div class="notice error"><strong>${CAUSES[failure.kind] ?? failure.kind}</strong><pre>${failure.message}</pre></div>`;
+  return html`<div class="notice error"><strong>${CAUSES[failure.kind] ?? failure.kind}</strong>
+    ${failure.message.includes("\n") ? html`<pre>${failure.message}</pre>` : html`<div class="wrap">${withCode(failure.message)}</div>`}</div>`;
 }
 
 /** The warnings of a run, above its results. */
@@ -51,7 +52,7 @@ function Warnings({ experiment }) {
   const messages = [...new Set((data?.items ?? []).map(({ message }) => message))];
   if (!messages.length) return null;
   return html`<section class="notice warning" aria-label="Warnings">
-    <ul class="list">${messages.map((message) => html`<li key=${message} class="wrap">${message}</li>`)}</ul>
+    <ul class="list">${messages.map((message) => html`<li key=${message} class="wrap">${withCode(message)}</li>`)}</ul>
   </section>`;
 }
 
@@ -102,32 +103,26 @@ function Curves({ experiment, curves }) {
   });
 }
 
-function Artifacts({ experiment }) {
-  const path = `/v1/experiments/${experiment.id}/artifacts`;
-  const { data } = useLive(() => get(path), [path, experiment.last_seq], () => true);
-  if (!data?.items.length) return null;
-  const pictures = data.items.filter((one) => one.media_type.startsWith("image/"));
-  return html`<section class="card">
-    <h2>Files</h2>
-    <ul class="list">${data.items.map((one) => html`<li class="wrap"><a href=${one.url} download>${one.name}</a> <span class="muted small">${one.media_type}</span></li>`)}</ul>
-    ${pictures.map((one) => html`<img class="picture" src=${one.url} alt=${one.name} loading="lazy" />`)}
-  </section>`;
-}
-
-function Downloads({ id, ended, hasCurves }) {
+function Downloads({ experiment, hasCurves }) {
+  const { id, terminal } = experiment;
   const curves = `/v1/experiments/${id}/curves?max_points=${MAX_POINTS}`;
+  const path = `/v1/experiments/${id}/artifacts`;
+  const { data } = useLive(() => get(path), [path, experiment.last_seq], () => true);
+  const artifacts = data?.items ?? [];
   const files = [
     ...(hasCurves ? [
-      ["Curves, CSV", `${curves}&format=csv`, "curves.csv"],
-      ["Curves, JSON", curves, "curves.json"],
-      ["Curves, Arrow", `${curves}&format=arrow`, "curves.arrow"],
+      ["Curves, CSV", `${curves}&format=csv`, `${id}-curves.csv`],
+      ["Curves, JSON", curves, `${id}-curves.json`],
+      ["Curves, Arrow", `${curves}&format=arrow`, `${id}-curves.arrow`],
     ] : []),
-    ["Metrics, JSON", `/v1/experiments/${id}/metrics`, "metrics.json"],
-    ...(ended ? [["All of it, zip", `/v1/experiments/${id}/bundle`, "bundle.zip"]] : []),
+    ["Metrics, JSON", `/v1/experiments/${id}/metrics`, `${id}-metrics.json`],
+    ...artifacts.map(({ name, url }) => [name, url, name]),
+    ...(terminal ? [["All of it, zip", `/v1/experiments/${id}/bundle`, `${id}-bundle.zip`]] : []),
   ];
   return html`<section class="card">
     <h2>Download</h2>
-    <ul class="list">${files.map(([text, href, name]) => html`<li><a href=${href} download=${`${id}-${name}`}>${text}</a></li>`)}</ul>
+    <ul class="list">${files.map(([text, href, name]) => html`<li class="wrap"><a href=${href} download=${name}>${text}</a></li>`)}</ul>
+    ${artifacts.filter((one) => one.media_type.startsWith("image/")).map((one) => html`<img class="picture" src=${one.url} alt=${one.name} loading="lazy" />`)}
   </section>`;
 }
 
@@ -135,7 +130,7 @@ function Spec({ experiment }) {
   return html`<section class="card stack">
     <${SpecSummary} spec=${experiment.spec} />
     <details><summary>As JSON</summary><pre tabindex="0">${JSON.stringify(experiment.spec, null, 2)}</pre></details>
-    <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a><${SpecCopies} spec=${experiment.spec} /></div>
+    <${SpecCopies} spec=${experiment.spec} />
   </section>`;
 }
 
@@ -180,12 +175,14 @@ export default function Experiment({ me, may }) {
       </div>
       <${Actions} experiment=${experiment} me=${me} onDone=${() => { one.refresh(); curves.refresh(); }}>
         ${may("submit") && canScoreRows(experiment) && html`<a class="button" href=${`/new?model=${id}`}>Score other rows</a>`}
+        ${may("submit") && html`<a class="button" href=${`/new?from=${id}`} title="Opens its spec, to be changed">Run again</a>`}
+        ${mayHaveMoreMasks && html`<a class="button" href=${`/new?from=${id}&masks=4`} title="Opens its spec with four times the masks">More masks</a>`}
       <//>
     </div>
     <${Failure} of=${experiment.failure} />
     <${Warnings} experiment=${experiment} />
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
-    <${Result} summary=${experiment.summary}>${mayHaveMoreMasks && html`<a class="small" href=${`/new?from=${id}&masks=4`}>Run with more masks</a>`}<//>
+    <${Result} summary=${experiment.summary} />
     <div class=${`columns three${experiment.terminal ? " ended" : ""}`}>
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main"><${Tabs} label="Parts of the experiment" tabs=${tabs}>${(tab) => ({
@@ -194,10 +191,7 @@ export default function Experiment({ me, may }) {
         where: () => html`<${Attempts} experiment=${experiment} />`,
         history: () => html`<${History} id=${id} />`,
       })[tab]()}<//></div>
-      <div class="last stack">
-        <${Downloads} id=${id} ended=${experiment.terminal} hasCurves=${curves.data?.series.length > 0} />
-        <${Artifacts} experiment=${experiment} />
-      </div>
+      <div class="last"><${Downloads} experiment=${experiment} hasCurves=${curves.data?.series.length > 0} /></div>
     </div>
   </div>`;
 }

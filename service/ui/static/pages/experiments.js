@@ -8,7 +8,7 @@ import { cut, labelText, leaves, pointTitle, plain, titleOf, withError } from ".
 import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
 import { metricName } from "../names.js";
-import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
+import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery, withCode } from "../parts.js";
 import { resultsOf, shortLabel } from "../result.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
@@ -63,8 +63,8 @@ function Field({ experiment, path }) {
 function Failure({ message }) {
   const [open, setOpen] = useState(false);
   const short = cut(message, FAILURE_CHARACTERS);
-  return html`<div class="small bad-text brief">${short === message ? message : html`
-    <button type="button" class="opener" aria-expanded=${open} title=${message} onClick=${() => setOpen(!open)}>${open ? message : short}</button>`}</div>`;
+  return html`<div class="small bad-text brief">${short === message ? withCode(message) : html`
+    <button type="button" class="opener" aria-expanded=${open} title=${message} onClick=${() => setOpen(!open)}>${withCode(open ? message : short)}</button>`}</div>`;
 }
 
 function Check({ experiment, title, selected, select }) {

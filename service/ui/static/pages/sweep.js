@@ -43,14 +43,14 @@ function Extend({ sweep, grid, onDone }) {
 }
 
 /** The result of a sweep, with the sentences that `mpt table` prints; the best is bold in its table. */
-function Best({ sweep, table, best, hasMasks, onDone }) {
+function Best({ sweep, table, best, onDone }) {
   if (best === null && !table.notes.length) return null;
   const cell = best?.row.metrics[best.metric];
   return html`<section class="stack" aria-label="Result">
     ${best && html`<div class="result"><div class="figure">
       <div class="muted small">Best ${best.label}</div>
       <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">nats</span></div>
-      <div class="small">at ${best.at}${hasMasks && best.row.experiment_id && html` · <a href=${withMoreMasks(best.row)}>run it with more masks</a>`}</div>
+      <div class="small">at ${best.at}</div>
     </div></div>`}
     <ul class="list">${table.notes.map((note) => html`<li key=${note} class="small wrap">${note}</li>`)}</ul>
     ${table.extension && sweep.can.length > 0 && html`<${Extend} sweep=${sweep} grid=${table.extension} onDone=${onDone} />`}
@@ -95,7 +95,7 @@ function OverSeeds({ id, table, best }) {
   return html`<section class="card flush">
     <div class="bar row spread"><h2>Means over seeds</h2><a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv&form=pooled`} download=${`${id}-means.csv`}>CSV</a></div>
     <p class="bar muted small">The error covers all that differs between seeds: training, masks, samples.</p>
-    <${Scroll} label="Means over seeds"><table>
+    <${Scroll} label="Means over seeds"><table class="runs">
       <thead><tr>
         ${fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}><span title=${field}>${fieldName(field)}</span><//>`)}
         <th scope="col" class="number">Points</th>
@@ -124,7 +124,7 @@ function Points({ id, table, best, hasMasks }) {
         <a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv&form=long`} download=${`${id}-seeds.csv`}>CSV, a line for each seed</a>
       </div>
     </div>
-    <${Scroll} label="Points"><table>
+    <${Scroll} label="Points"><table class="runs">
       <thead><tr>
         <${SortHeader} ...${headerOf("point")}>Point<//>
         ${hasStatus && html`<${SortHeader} ...${headerOf("status")}>Status<//>`}
@@ -168,7 +168,7 @@ function SweepActions({ sweep, onDone }) {
     <div class="row" role="group" aria-label="What to do with it">
       ${sweep.can.includes("cancel") && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs}</button>`}
       ${sweep.can.includes("retry") && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${Math.min(failed, RETRIED)}</button>`}
-      ${sweep.can.includes("delete") && html`<button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
+      ${sweep.can.includes("delete") && html`<button type="button" class="quiet danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />
     ${question === "cancel" && html`<${Confirm} title=${`Cancel ${runs}?`} action=${`Cancel ${runs}`} onAnswer=${answer(cancel)}>
@@ -192,14 +192,11 @@ export default function Sweep({ may }) {
   document.title = `${titleOf(sweep)} · MPT Lab`;
   return html`<div class="stack">
     <div class="row spread">
-      <div class="grow"><h1>${titleOf(sweep)}</h1><${Tags} of=${sweep.tags} /></div>
+      <div class="grow"><h1>${titleOf(sweep)}</h1><div class="row"><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}<${Tags} of=${sweep.tags} /></div></div>
       <${SweepActions} sweep=${sweep} onDone=${refresh} />
     </div>
-    <${Best} sweep=${sweep} table=${table} best=${best} hasMasks=${hasMasks} onDone=${refresh} />
-    <section class="card">
-      <div class="row"><${Status} of=${sweep.status} /><div class="grow"><${Counts} sweep=${sweep} /></div></div>
-      ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}
-    </section>
+    <${Best} sweep=${sweep} table=${table} best=${best} onDone=${refresh} />
+    ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}
     <${Against} table=${table} />
     <${OverSeeds} id=${id} table=${table} best=${best} />
     <${Points} id=${id} table=${table} best=${best} hasMasks=${hasMasks} />
