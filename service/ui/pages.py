@@ -68,6 +68,9 @@ NAVIGATION = {path: PAGES[path][1] for path in ("/", "/sweeps", "/paper", "/lab"
     "/help": "Help"
 }
 
+OF_EXPERIMENTS = ("experiments", "compare")
+"""First parts of the addresses that belong to the list of experiments."""
+
 MAX_QUERY = 200
 """Characters of a search in the help."""
 
@@ -134,12 +137,14 @@ def show_missing_pages(app: FastAPI) -> None:
 
 
 def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
+    first = request.url.path.split("/")[1]
     text = _templates.get_template(template).render(
         statuses=" ".join(Status),
         families=" ".join(FAMILIES),
         headings=json.dumps(HEADINGS),
         links=NAVIGATION,
         here=request.url.path,
+        section="/" if first in OF_EXPERIMENTS else f"/{first}",
         files=f"/static/{EDITION}",
         **what,
     )

@@ -17,6 +17,16 @@ def test_every_page_links_to_the_help(api: TestClient) -> None:
     assert all('<a href="/help">Help</a>' in api.get(path).text for path in ("/", "/lab"))
 
 
+@pytest.mark.parametrize(
+    ("address", "entry"),
+    [("/help/spec", "Help"), ("/experiments/0", "Experiments"), ("/compare", "Experiments"),
+     ("/sweeps/0", "Sweeps"), ("/sweeps", "Sweeps")],
+)  # fmt: skip
+def test_each_page_marks_its_entry_of_the_menu(api: TestClient, address: str, entry: str) -> None:
+    marked = re.findall(r'aria-current="(?:page|true)">([^<]+)</a>\s', api.get(address).text)
+    assert marked[0] == entry
+
+
 def test_every_document_has_a_page_of_its_own() -> None:
     assert {file.resolve() for file in ADDRESSES} == set(DOCS)
     assert len(set(ADDRESSES.values())) == len(DOCS)
