@@ -30,7 +30,7 @@ const forget = () => sessionStorage.removeItem(KEY);
  */
 export function useDraft(form, begun) {
   const [before] = useState(() => kept(form));
-  const [values, setValues] = useState(before ?? begun);
+  const [values, setValues] = useState(before ? { ...begun, ...before } : begun);
   useEffect(() => {
     if (values !== begun) keep(form, values);
   }, [values]);

@@ -138,6 +138,9 @@ def test_what_was_typed_survives_the_end_of_a_sign_in(stranger: Page, lab: Brows
     stranger.get_by_role("button", name="Sign in").click()
     expect(stranger.locator("#spec")).to_have_value('{"model": {"family": "ppca"}}')
     expect(stranger.locator("#name")).to_have_value("half typed")
+    stranger.get_by_role("tab", name="A checkpoint and texts").click()
+    expect(stranger.locator("#name")).to_have_value("")  # each way has a name of its own
+    stranger.get_by_role("tab", name="A spec").click()
     stranger.get_by_role("button", name="Start over").click()
     expect(stranger.locator("#name")).to_have_value("")
 

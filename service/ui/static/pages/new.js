@@ -26,10 +26,11 @@ function requestOf(way, values) {
   return { path: "/v1/experiments", body, checked: body, count: 1 };
 }
 
-/** What is submitted beside the spec. */
-function besideOf({ name, tags, shared, project }) {
+/** What is submitted beside the spec. Each way has a name of its own: that of a file is none for texts. */
+function besideOf({ names, tags, shared, project }, way) {
   const list = tags.split(",").map((one) => one.trim()).filter(Boolean);
-  const named = name.trim() ? { name: name.trim() } : {};
+  const name = names[way]?.trim();
+  const named = name ? { name } : {};
   return { ...named, tags: list, visibility: shared ? "lab" : null, project: project || null };
 }
 
@@ -42,7 +43,7 @@ function useCheck(way, values) {
     const timer = setTimeout(async () => {
       try {
         const request = requestOf(way, values);
-        const asked = request && { ...request.checked, ...besideOf(values) };
+        const asked = request && { ...request.checked, ...besideOf(values, way) };
         set(request ? { request, validation: await post("/v1/experiments:validate", asked) } : {});
       } catch (error) {
         set({ error });
@@ -102,7 +103,7 @@ function ProjectChoice({ projects, project, onChoose, problem }) {
 function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
   const examples = useMemo(() => examplesOf(checkpoints), [checkpoints]);
   const first = useMemo(() => ({
-    text: textOf(begun.spec), data: begunWithData(begun.fitted), texts: begunWithTexts(checkpoints), name: begun.name, tags: "", shared: false, project: "",
+    text: textOf(begun.spec), data: begunWithData(begun.fitted), texts: begunWithTexts(checkpoints), names: { spec: begun.name }, tags: "", shared: false, project: "",
   }), []);
   const query = new URLSearchParams(location.search);
   const { values, change, forget, isKept } = useDraft(`${me.name} ${["preset", "from", "model"].map((one) => query.get(one))}`, first);
@@ -114,10 +115,13 @@ function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
   const at = (pointer) => (error?.at ? error.at(pointer) : null);
   const { count = 1 } = check.request ?? {};
 
+  const name = values.names[way] ?? "";
+  const named = (given) => ({ names: { ...values.names, [way]: given } });
+  const rename = (given) => change(named(given));
   /** The changes of a part of the values; a file or a preset gives the name, unless one has typed another. */
-  const changePart = (part) => (changes, name) => {
-    const isNamed = values.name.trim() && values.name !== values.namedBy;
-    change({ [part]: { ...values[part], ...changes }, ...(name && !isNamed ? { name, namedBy: name } : {}) });
+  const changePart = (part) => (changes, given) => {
+    const isNamed = name.trim() && name !== values.namedBy;
+    change({ [part]: { ...values[part], ...changes }, ...(given && !isNamed ? { ...named(given), namedBy: given } : {}) });
   };
   async function onSubmit(event) {
     event.preventDefault();
@@ -125,7 +129,7 @@ function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
     setBusy(true);
     try {
       const { path, body } = check.request;
-      const made = await post(path, { ...body, ...besideOf(values) });
+      const made = await post(path, { ...body, ...besideOf(values, way) });
       forget();
       location.assign(path.endsWith("sweeps") ? `/sweeps/${made.id}` : `/experiments/${made.id}`);
     } catch (problem) {
@@ -148,18 +152,8 @@ function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
       ${way === "texts" && html`<${OwnTexts} values=${values.texts} error=${error} onChange=${changePart("texts")}
         checkpoints=${checkpoints} earlier=${datasets.filter(({ dim }) => dim === null)} />`}
       ${way === "spec" && html`<${SpecEditor} text=${values.text} presets=${presets} parts=${parts} examples=${examples} error=${error}
-        onChange=${(text, name) => change({ text, ...(name ? { name } : {}) })} />`}
+        onChange=${(text, given) => change({ text, ...(given ? named(given) : {}) })} />`}
       <div class="stack">
-        <div class="card send">
-          <div class="field grow">
-            <label for="name">Name</label>
-            <input id="name" value=${values.name} maxlength="200" aria-invalid=${Boolean(at("/name"))} onInput=${(event) => change({ name: event.target.value })} />
-            ${at("/name") && html`<span class="bad-text small">${at("/name")}</span>`}
-          </div>
-          <button class="primary" disabled=${busy || !check.validation}>${busy ? "Submitting…" : submits}</button>
-          ${refused && !refused.errors?.length && html`<${Problem} error=${refused} />`}
-          ${check.error instanceof Away && html`<p class="muted">The service does not answer now.</p>`}
-        </div>
         <div class="card stack">
           <div class="field">
             <label for="tags">Tags, with commas between</label>
@@ -168,6 +162,16 @@ function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
           ${projects.length > 0 && html`<${ProjectChoice} projects=${projects} project=${values.project} problem=${at("/project")}
             onChoose=${(project) => change({ project })} />`}
           <label class="row"><input type="checkbox" checked=${values.shared} onChange=${(event) => change({ shared: event.target.checked })} />Share with the lab</label>
+          <div class="send">
+            <div class="field grow">
+              <label for="name">Name</label>
+              <input id="name" value=${name} maxlength="200" aria-invalid=${Boolean(at("/name"))} onInput=${(event) => rename(event.target.value)} />
+              ${at("/name") && html`<span class="bad-text small">${at("/name")}</span>`}
+            </div>
+            <button class="primary" disabled=${busy || !check.validation}>${busy ? "Submitting…" : submits}</button>
+            ${refused && !refused.errors?.length && html`<${Problem} error=${refused} />`}
+            ${check.error instanceof Away && html`<p class="muted">The service does not answer now.</p>`}
+          </div>
         </div>
         <${Estimate} validation=${check.validation} count=${count} lacks=${check.error ? undefined : values[way]?.fitted ? "Choose a file." : LACKS[way]} />
       </div>
