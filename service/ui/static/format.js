@@ -9,19 +9,24 @@ export function number(value, digits = 4) {
   const size = Math.abs(value);
   const isOdd = size !== 0 && (size >= 1e6 || size < 1e-4);
   const text = isOdd ? rounded.toExponential() : Number.isInteger(value) ? value : rounded;
-  return String(text).replaceAll("-", "−");
+  return asPower(String(text).replaceAll("-", "−"));
+}
+
+/** "2e+6" with a power of ten in place of the exponent: "2 × 10⁶". */
+function asPower(text) {
+  const [digits, exponent] = text.split(/e\+?/);
+  if (exponent === undefined) return digits;
+  const raised = `10${[...exponent].map((sign) => RAISED[sign]).join("")}`;
+  return digits === "1" ? raised : `${digits} × ${raised}`;
 }
 
 const RAISED = { 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹", "−": "⁻" };
 
-/** A number at an axis, with a power of ten in place of an exponent: "2 × 10⁶". On a log axis 1000 is 10³. */
+/** A number at an axis: on a log axis 1000 is 10³. */
 export function tick(value, isLog = false) {
   const power = Math.round(Math.log10(Math.abs(value)));
   const isPower = isLog && Math.abs(power) > 2 && value === Number(`1e${power}`);
-  const [digits, exponent] = (isPower ? `1e${power}` : number(value, 6)).replace("-", "−").split(/e\+?/);
-  if (exponent === undefined) return digits;
-  const raised = `10${[...exponent].map((sign) => RAISED[sign]).join("")}`;
-  return digits === "1" ? raised : `${digits} × ${raised}`;
+  return isPower ? asPower(`1e${power}`.replace("-", "−")) : number(value, 6);
 }
 
 /** A value without an error: three decimals, or three digits below 1. */
@@ -85,7 +90,8 @@ export function ago(moment) {
   return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
-export const dateTime = (moment) => (moment ? new Date(moment).toLocaleString() : DASH);
+/** A moment to the minute, or with `timeStyle` "medium" to the second. */
+export const dateTime = (moment, timeStyle = "short") => (moment ? new Date(moment).toLocaleString(undefined, { dateStyle: "medium", timeStyle }) : DASH);
 
 export function bytes(count) {
   if (count === null || count === undefined) return DASH;

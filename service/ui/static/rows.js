@@ -2,7 +2,7 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { answerTo } from "./api.js";
-import { number } from "./format.js";
+import { number, withError } from "./format.js";
 import { useLive } from "./live.js";
 import { Problem, Scroll } from "./parts.js";
 import { SortHeader, useSorting } from "./sorting.js";
@@ -78,7 +78,7 @@ function Rows({ names, ids, records, hasSeeds }) {
         ${hasSeeds && html`<td class="number">${cell(record, "seed")}</td>`}
         <td class="number">${number(value(record, "p_value"), 2)}</td>
         <td class="wrap">${(cell(record, "unusual_columns") ?? "").replace(...WITH_MINUS)}</td>
-        <td class="number wide">${number(value(record, "log_likelihood"), 6)}</td>
+        <td class="number wide">${withError(value(record, "log_likelihood"))}</td>
         <td class="number wide">${cell(record, "values")}</td>
       </tr>`)}</tbody>
     </table><//>

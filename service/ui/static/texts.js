@@ -5,6 +5,7 @@ import { answerTo, get, withQuery } from "./api.js";
 import { DASH, cut, number, plain, withError } from "./format.js";
 import { useLive } from "./live.js";
 import { MutationMap } from "./mutation_map.js";
+import { metricName } from "./names.js";
 import { Loading, Problem, Scroll } from "./parts.js";
 import { SortHeader } from "./sorting.js";
 import { Coloured, Legend, Tokens } from "./tokens.js";
@@ -14,6 +15,7 @@ const CSV_PAGE = 10_000;
 const MAX_SHOWN = 120; // characters of a text in a row; an open row has all
 const MAX_COLOURED = 3000; // tokens of a page whose rows are coloured
 const PER_TOKEN = "_per_token";
+const COUNTS = ["tokens", "unknown"]; // columns that a phone has no room for
 
 /** Columns of numbers that a row shows, by the spec's `evaluate.texts` and the names of the table's columns. */
 export function columnsOf({ scores, group_size: size, group_column: groups, label_column: label, wild_type: wildType }, names = []) {
@@ -111,6 +113,11 @@ function ByToken({ path, place, text, scores, hasLegend }) {
     <${Tokens} key=${score} text=${text} tokens=${tokens} score=${score} hasLegend=${hasLegend} />`;
 }
 
+const headingOf = (name) => (name === "difference" ? name : metricName(name));
+
+/** Whether an open row shows more of a text than its row: its tokens, the rest of it, or facts beside its length. */
+const hasMore = (row, spec, facts) => spec.per_token || [...(row.text ?? "")].length > MAX_SHOWN || facts.some(([name]) => !["words", "characters"].includes(name));
+
 /** A number of a row with its error, or a score per token to three digits. */
 const written = (row, name) => (name.endsWith(PER_TOKEN) ? number(row[name], 3) : withError(row[name], row[`${name}_std_err`]));
 
@@ -122,10 +129,12 @@ function Row({ row, tokens, columns, spec, path, place, onGroup }) {
   return html`
     <tr>
       <td class="number muted">${row.row}</td>
-      <th scope="row"><button type="button" class="opener" aria-expanded=${open} aria-controls=${open ? id : null} onClick=${() => setOpen(!open)}>
-        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><${Beginning} row=${row} tokens=${tokens} scores=${spec.scores} />
-      </button></th>
-      ${numbers.map((name) => html`<td key=${name} class="number" title=${row[name] === null ? row.reason : null}>${written(row, name)}</td>`)}
+      <th scope="row">${hasMore(row, spec, facts)
+        ? html`<button type="button" class="opener" aria-expanded=${open} aria-controls=${open ? id : null} onClick=${() => setOpen(!open)}>
+          <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><${Beginning} row=${row} tokens=${tokens} scores=${spec.scores} />
+        </button>`
+        : html`<${Beginning} row=${row} tokens=${tokens} scores=${spec.scores} />`}</th>
+      ${numbers.map((name) => html`<td key=${name} class=${COUNTS.includes(name) ? "number wide" : "number"} title=${row[name] === null ? row.reason : null}>${written(row, name)}</td>`)}
       ${hasGroups && html`<td>${row.group === null ? DASH : html`<button type="button" class="opener link" title="Show this group" onClick=${() => onGroup(row.group)}>${row.group}</button>`}</td>`}
     </tr>
     ${open && html`<tr class="opened" id=${id}><td colspan=${numbers.length + (hasGroups ? 3 : 2)}><div class="stack">
@@ -138,7 +147,8 @@ function Row({ row, tokens, columns, spec, path, place, onGroup }) {
 function Beginning({ row, tokens, scores }) {
   if (!row.text) return html`<span><em class="muted">no text</em></span>`;
   const score = tokens?.length && scores.find((one) => one in tokens[0]);
-  return score ? html`<${Coloured} text=${row.text} tokens=${tokens} score=${score} count=${MAX_SHOWN} />` : html`<span>${cut(row.text, MAX_SHOWN)}</span>`;
+  const shown = score ? html`<${Coloured} text=${row.text} tokens=${tokens} score=${score} count=${MAX_SHOWN} />` : cut(row.text, MAX_SHOWN);
+  return html`<span class=${/\s/.test(row.text) ? "" : "mono wrap"}>${shown}</span>`;
 }
 
 /** A page of rows and, if its texts are short enough, their tokens. */
@@ -186,7 +196,7 @@ function Table({ id, spec }) {
       <thead><tr>
         <${SortHeader} ...${headerOf("row")} number first="asc">Row<//>
         <th scope="col">Text</th>
-        ${columns.numbers.map((name) => html`<${SortHeader} key=${name} ...${headerOf(name)} number>${name.replace(PER_TOKEN, " per token")}<//>`)}
+        ${columns.numbers.map((name) => html`<${SortHeader} key=${name} ...${headerOf(name)} number wide=${COUNTS.includes(name)}><span title=${name}>${headingOf(name)}</span><//>`)}
         ${columns.hasGroups && html`<th scope="col">Group</th>`}
       </tr></thead>
       <tbody>${data.items.map(({ row, tokens }, i) => html`<${Row} key=${`${data.url} ${row.row}`} row=${row} tokens=${tokens} columns=${columns} spec=${spec}

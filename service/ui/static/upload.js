@@ -95,11 +95,12 @@ function FirstRows({ rows, upload }) {
   const hasNames = upload?.header ?? false;
   const isUsed = (name) => !hasNames || !upload.columns || upload.columns.includes(name.trim());
   const used = (rows[0] ?? []).map(isUsed);
+  const areNumbers = (rows.at(-1) ?? []).map((cell) => /^\s*[-+]?[\d.,]*\d/.test(cell));
   return html`<${Scroll} label="First lines of the file">
     <table class="small"><tbody>
       ${rows.map((cells, row) => html`<tr>
-        ${cells.slice(0, PREVIEW_COLUMNS).map((cell, column) => html`<td class=${used[column] ?? true ? "" : "muted"}>
-          ${hasNames && row === 0 ? html`<strong>${cell}</strong>` : cell}</td>`)}
+        ${cells.slice(0, PREVIEW_COLUMNS).map((cell, column) => html`<td class=${[used[column] ?? true ? "" : "muted", areNumbers[column] ? "number" : ""].join(" ")}>
+          ${hasNames && row === 0 ? html`<strong>${cell}</strong>` : cell.replace(/^\s*-(?=[\d.,])/, "−")}</td>`)}
         ${cells.length > PREVIEW_COLUMNS && html`<td class="muted">and ${cells.length - PREVIEW_COLUMNS} more</td>`}
       </tr>`)}
     </tbody></table>

@@ -50,7 +50,7 @@ def test_rows_are_shown_with_ids_and_columns_the_least_usual_first(
         ["Row", "id", "p-value ▲", "Unusual columns", "Log-likelihood", "Values"]
     )
     expect(table.locator("tbody tr").nth(0).locator("td")).to_have_text(
-        ["1", "<i>s</i>, 1", "1e−9", "b +4.2; c −3.1; a +0.1", "−30.25", "6"]
+        ["1", "<i>s</i>, 1", "10⁻⁹", "b +4.2; c −3.1; a +0.1", "−30.250", "6"]
     )
     numbers = table.locator("tbody tr td:first-child")
     expect(numbers).to_have_text(["1", "2", "0"])
