@@ -53,8 +53,8 @@ const told = (details) => Object.entries(details).map(([name, value]) => `${name
 
 const ENTRY = [
   ["Time", "", (entry) => html`<${When} at=${entry.at} />`],
-  ["User", "wrap", (entry) => entry.actor],
-  ["Action", "", (entry) => entry.action],
+  ["User", "", (entry) => entry.actor],
+  ["Action", "wrap", (entry) => html`${entry.action}<div class="only-small small muted mono">${entry.object_id}</div>`],
   ["Object", "wide wrap", (entry) => html`<span class="mono">${entry.object_id}</span>`],
   ["Details", "wide wrap", (entry) => html`<span class="small muted">${told(entry.details)}</span>`],
 ];

@@ -82,14 +82,14 @@ export function farCurves(series) {
 }
 
 /** A scale of y that reaches 0, where areas are shaded down or up to it, or that leaves out curves far away. */
-function rangeOf({ series, logY, toZero = false, far = [] }) {
+function rangeOf({ series, logY, toZero = false, yMax = 0, far = [] }) {
   if (far.includes(true)) {
     const near = series.filter((_, i) => !far[i]).flatMap(({ value }) => value.filter((one) => one !== null));
     const [least, most] = near.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
     return { range: () => (logY ? window.uPlot.rangeLog(least, most, 10, false) : window.uPlot.rangeNum(least, most, 0.1, true)) };
   }
   if (logY || !(toZero || series.some(({ area }) => area))) return {};
-  return { range: (plot, min, max) => window.uPlot.rangeNum(Math.min(0, min), Math.max(0, max), 0.05, true) };
+  return { range: (plot, min, max) => window.uPlot.rangeNum(Math.min(0, min), Math.max(yMax, max), 0.05, true) };
 }
 
 /** How far the cursor is from a series. Bands and seeds, which the legend leaves out, are never in focus. */
@@ -217,9 +217,9 @@ export function summaryOf(title, series) {
 /**
  * `series` are `{label, colour?, dash?, dots?, faint?, x, value, std_err}`, with `dots` in place of a curve, and `faint` for what the
  * legend leaves out; `lines` are `{label, y, colour?}`. The bands are two standard errors wide on either side. With
- * `mayHide` a few curves that are far from the others are outside at first; with `toZero` the scale of y reaches 0.
+ * `mayHide` a few curves that are far from the others are outside at first; with `toZero` the scale of y reaches 0, and `yMax`.
  */
-export function Chart({ title, note, series: given, lines = [], xLabel, yLabel, mayHide = false, toZero = false, children }) {
+export function Chart({ title, note, series: given, lines = [], xLabel, yLabel, mayHide = false, toZero = false, yMax, children }) {
   const [fromZero, setFromZero] = useState(null);
   const hasArea = given.some(({ area }) => area);
   const isShaded = hasArea && (fromZero ?? !isFlat(given));
@@ -231,7 +231,7 @@ export function Chart({ title, note, series: given, lines = [], xLabel, yLabel, 
   const [isWhole, setWhole] = useState(false);
   const far = useMemo(() => (mayHide && !isWhole ? farCurves(series) : []), [series, mayHide, isWhole]);
   const outside = series.filter((one, i) => far[i] && !one.faint);
-  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, toZero, far };
+  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, toZero, yMax, far };
   const [place, plot] = usePlot(shown);
   const hidden = outside.length > 0 && `Far outside, not shown: ${outside.map(({ label }) => label).join("; ")}. “Whole” shows all.`;
   const notes = [(isShaded || !hasArea) && note, hidden].filter(Boolean).join(" ");

@@ -28,7 +28,7 @@ function Event({ event }) {
   const { data } = event;
   const isWarning = event.kind === "log" && data.level !== "info";
   return html`<li>
-    <time class="muted small" datetime=${event.at}>${dateTime(event.at)}</time>
+    <time class="muted small" datetime=${event.at}>${dateTime(event.at, "medium")}</time>
     ${event.kind === "status"
       ? html`<span><${Status} of=${data.status} /> <span class="muted small wrap">${detailsOf(data)}</span></span>`
       : html`<span class=${isWarning ? "bad-text wrap" : "wrap"}>${data.message}</span>`}

@@ -10,7 +10,7 @@ export function Status({ of }) {
 /** When it was, as long ago. */
 export function When({ at }) {
   if (!at) return "–";
-  return html`<time datetime=${at} title=${dateTime(at)}>${ago(at)}</time>`;
+  return html`<time datetime=${at} title=${dateTime(at, "medium")}>${ago(at)}</time>`;
 }
 
 /** How far a run is, and how long it has to go. */

@@ -36,8 +36,8 @@ export function WorkerHistory() {
       </select>
     </div>
     <div class="halves">
-      <${Chart} title="Use of workers" toZero series=${charts.busy} xLabel=${charts.xLabel} yLabel="time with a run, %" />
-      <${Chart} title="Free memory of machines and GPUs" toZero series=${charts.free} xLabel=${charts.xLabel} yLabel="free memory, GiB" />
+      <${Chart} title="Use of workers" toZero yMax=${100} series=${charts.busy} xLabel=${charts.xLabel} yLabel="time with a run, %" />
+      <${Chart} title="Free memory" toZero series=${charts.free} xLabel=${charts.xLabel} yLabel="free memory, GiB" />
     </div>
   </section>`;
 }

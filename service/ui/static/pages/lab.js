@@ -15,7 +15,7 @@ function Running({ experiments }) {
   const columns = [
     ["Experiment", "", (one) => html`<${Title} of=${one} />`],
     ["Progress", "", (one) => (one.progress?.total ? html`<${Progress} experiment=${one} label=${`Progress of ${titleOf(one)}`} />` : html`<${Status} of=${one.status} />`)],
-    ["Worker", "wide wrap", (one) => one.worker],
+    ["Worker", "wide", (one) => one.worker],
   ];
   return html`<section class="card flush">
     <h2>My running experiments</h2>
@@ -90,7 +90,7 @@ function Workers({ workers, slots }) {
     ${one.hangs && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
     ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}`;
   const columns = [
-    ["Worker", "wrap", (one) => html`${one.id}<div class="muted small">${one.gpu ?? one.queue}</div>`],
+    ["Worker", "", (one) => html`${one.id}<div class="muted small">${one.gpu ?? one.queue}</div>`],
     ["State", "", state],
     ["Whose turn", "", (one) => html`<${Turn} slot=${bySlot.get(one.id)} />`],
     ["Free memory", "wide", memory],

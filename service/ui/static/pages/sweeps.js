@@ -36,8 +36,8 @@ export default function Sweeps({ me }) {
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
       ${data.items.length === 0 && html`<${Empty} title="No sweeps yet">
-        <p>A sweep runs one spec with different values of some fields. Submit it from a script:</p>
-        <pre>client.sweep(spec, {"model.latent_dim": range(1, 13)})</pre>
+        <p>A sweep runs one spec with different values of some fields: a range of K chooses the size of a model.</p>
+        <a class="button" href="/new">New experiment</a>
       <//>`}
       ${data.items.length > 0 && html`<${Table} label="Sweeps" columns=${COLUMNS} rows=${data.items} />`}
     </div>`}
