@@ -116,11 +116,9 @@ function SweepRows({ sweep, experiment, columns, pointsPath, turn, selected, sel
   return html`<tr>
     <td class="check">${points && html`<input type="checkbox" checked=${hasAll} aria-label=${`Select the points of ${title}`} onChange=${selectAll} />`}</td>
     <th scope="row">
-      <button type="button" class="opener" aria-expanded=${open} onClick=${() => setOpen(!open)}>
-        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><span class="name">${title}</span>
-      </button>
-      <div class="small under-opener"><a href=${`/sweeps/${sweep.id}`}>${sweep.points === 1 ? "1 point" : `${sweep.points} points`}</a>
-        <span class="muted"> · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
+      <button type="button" class="opener muted" aria-label=${`Points of ${title}`} aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "▾" : "▸"}</button>
+      <a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${title}</a>
+      <div class="small under-opener"><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
     </th>
     <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
     ${others > 0 && html`<td class="wide" colspan=${others}></td>`}
