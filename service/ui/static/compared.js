@@ -113,8 +113,12 @@ export function differenceOf(row, other, key) {
   return key === HELDOUT && difference ? withErrorOfParts(difference, row.parts, other.parts) : difference;
 }
 
-/** The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, if all are alike, or among different data. */
+/**
+ * The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, if all are alike, among
+ * different data, or on the rows that models were fitted to if others were held out.
+ */
 export function bestOf(rows, { key, higher_is_better: isHigherBetter, tokens }) {
+  if (rows.some(({ means }) => means.has(`${key}_heldout`))) return new Set();
   const known = rows.filter(({ means }) => (means.get(key)?.value ?? null) !== null);
   const isComparable = !differentData(known.map(({ experiment }) => experiment)).length && known.every(({ means }) => means.get(key).tokens === tokens);
   if (!isHigherBetter || known.length < 2 || !isComparable) return new Set();

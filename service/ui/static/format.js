@@ -36,10 +36,12 @@ function exact(value) {
   return size < 1 ? number(value, 3) : value.toFixed(3).replace("-", "−");
 }
 
+const NO_ERROR = 1e-10; // of a value: below it an error is one of rounding
+
 /** A value and its standard error, with as many decimals as the error deserves. */
 export function withError(value, error) {
   if (value === null || value === undefined) return DASH;
-  if (!error) return exact(value);
+  if (!error || error < NO_ERROR * Math.abs(value)) return exact(value);
   const decimals = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(error))));
   const rounded = value.toFixed(decimals);
   return `${Number(rounded) === 0 ? rounded.replace("-", "") : rounded} ± ${error.toFixed(decimals)}`.replaceAll("-", "−"); // no "−0.00"

@@ -64,7 +64,7 @@ export function MetricTable({ experiment }) {
 
 function Table({ means }) {
   const { columns, rows, hiddenSeeds } = tableOf(means);
-  return html`<table>
+  return html`<table class="runs">
     <thead><tr>
       <th scope="col">Metric</th>
       ${columns.map(({ title }) => html`<th key=${title} scope="col" class="number">${title}</th>`)}

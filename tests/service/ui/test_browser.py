@@ -116,6 +116,11 @@ def test_a_missing_value_is_a_gap(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
     chart = page.get_by_role("img")
     expect(chart).to_have_attribute("aria-label", containing("seed 44: 63 points, from −0.8"))
+    legend = page.locator(".u-legend .u-series:not(:first-child):visible")
+    before = [one.bounding_box() for one in legend.all()]
+    page.locator(".u-over").hover()
+    expect(page.locator(".u-legend")).to_contain_text("±")
+    assert [one.bounding_box() for one in legend.all()] == before  # nothing moves
     page.get_by_label("log x").check()
     expect(page.locator("canvas")).to_be_visible()
     expect(page.get_by_label("log y")).to_have_count(0)  # scores are negative

@@ -271,8 +271,8 @@ def test_a_run_of_a_worker_is_shown(browser: Browser, scored: tuple[BrowsedLab, 
     for page in watched(context, lab):
         page.goto(lab.url(f"/experiments/{lab.ids['scored']}"))
         section = section_of(page)
-        sort_by(section, "cumulative")
-        sort_by(section, "cumulative")
+        sort_by(section, "Cumulative score")
+        sort_by(section, "Cumulative score")
         lowest = sorted(rows, key=lambda row: row["cumulative"])
         expect(rows_of(section).locator("th")).to_have_text(
             [containing(row["text"]) for row in lowest]

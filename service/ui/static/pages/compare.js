@@ -103,8 +103,8 @@ function Runs({ rows, paths, colours, all, setAll }) {
     <div class="bar row spread"><h2>Runs</h2>
       <label class="row"><input type="checkbox" role="switch" checked=${!all} onChange=${(event) => setAll(!event.target.checked)} />Only what differs</label></div>
     <p class="bar muted small">Values are means over seeds ± standard error (×5: five seeds).
-      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed, of held-out rows by row.`}${
-      isAnyBest && " Bold is the best, and what is within two standard errors of it, where errors are known."}</p>
+      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed, for the held-out LML by row.`}${
+      isAnyBest && " Bold is the best, and what is within two standard errors of it; of held-out rows, if there are any."}</p>
     ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${listed(different)}): their metrics do not tell which model is better.</p>`}
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>

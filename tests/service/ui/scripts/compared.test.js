@@ -67,6 +67,8 @@ test("held-out rows that runs share tell which are as good, and by how much", ()
   const { value, std_err: error } = compared.differenceOf(rows[1], rows[0], metric.key);
   assert.deepEqual([value.toFixed(2), error.toFixed(4)], ["-0.01", (0.1 / Math.sqrt(7)).toFixed(4)]);
   assert.deepEqual([...compared.bestOf(rows, metric)].map(({ index }) => index), [0, 1]);
+  const fitted = runs.map((one, k) => ({ ...one, summary: [...one.summary, mean("lml", k)] }));
+  assert.equal(compared.bestOf(compared.rowsOf(fitted), mean("lml", 0, null, { key: "lml" })).size, 0);
   assert.equal(compared.differenceOf(compared.rowsOf(runs)[1], rows[0], metric.key).std_err, null);
 });
 
