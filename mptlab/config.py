@@ -40,7 +40,7 @@ def access_of(url: str | None, key: str | None) -> Access:
     if not url.startswith(("http://", "https://")):
         raise Refused({"detail": f"{url} is not a URL: start it with http:// or https://"})
     sources = {
-        "the argument of Client": key,
+        "the command or program": key,
         "MPT_API_KEY": os.environ.get("MPT_API_KEY"),
         "`mpt login`": login.key if url == login.url else None,
     }

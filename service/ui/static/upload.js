@@ -112,8 +112,8 @@ function Reading({ file, text, upload, busy, isWrong, begun, onRead }) {
   const [options, setOptions] = useState(begun);
   const [ids, setIds] = useState(begun.index ?? []);
   const [typed, setTyped] = useState("");
-  const opened = useRef(false); // an error opens them, and they stay open
-  opened.current ||= isWrong;
+  const opened = useRef(false); // an error opens them, until the table could be read
+  opened.current = isWrong || (opened.current && busy);
   const set = (name) => (event) => setOptions((last) => ({ ...last, [name]: event.target.value }));
   const isText = text !== null;
   const usual = SEPARATORS[endingOf(file.name)];

@@ -65,7 +65,7 @@ def test_a_member_makes_a_key_an_hour_after_the_sign_in(
     page.fill("#key-name", "laptop")
     page.get_by_role("button", name="Make a key").click()
     at_provider(page, "ann")  # the key is made after the return
-    key = page.get_by_role("status").locator("code.wrap").first.inner_text()
+    key = page.get_by_role("status").locator("code.wrap").last.inner_text()
     expect(page).to_have_url(f"{service.url}/lab")
     me = httpx.get(f"{service.url}/v1/me", headers=bearer(key), trust_env=False)
     assert me.json()["name"] == "ann"

@@ -166,7 +166,7 @@ function Nothing({ filtered, may }) {
     <//>`;
   }
   return html`<${Empty} title="No experiments yet">
-    ${may("submit") && html`<p>Begin with one of the paper's, or with a spec of your own.</p>
+    ${may("submit") && html`<p>Begin with your own data, with texts, or with a table of the paper.</p>
       <a class="button primary" href="/new">New experiment</a>`}
   <//>`;
 }

@@ -151,15 +151,14 @@ function NewKey({ onDone }) {
     <div class="field"><label for="key-name">New key for</label>
       <input id="key-name" name="name" required maxlength="200" defaultValue="scripts on my laptop" /></div>
     <div class="field"><label for="key-days">Days</label>
-      <input id="key-days" name="days" type="number" min="1" max="90" value="30" required /></div>
+      <input id="key-days" name="days" type="number" min="1" max="90" defaultValue="30" required /></div>
     <button>Make a key</button>
     <${Problem} error=${error} />
     ${made && html`<div class="notice stack" role="status">
-      <p>Copy this key now, it is not shown again.</p>
-      <code class="wrap">${made.key}</code>
-      <div><${Copy} text=${() => made.key}>Copy the key<//></div>
-      <p>This command asks for it: <code class="wrap">${login}</code></p>
+      <p>In a terminal: <code class="wrap">${login}</code></p>
       <div><${Copy} text=${() => login}>Copy the command<//></div>
+      <p>It asks for this key, which is not shown again: <code class="wrap">${made.key}</code></p>
+      <div><${Copy} text=${() => made.key}>Copy the key<//></div>
     </div>`}
   </form>
   <p class="bar muted small">${provider} may ask for your password first.</p>`;

@@ -116,7 +116,7 @@ export default function SignIn() {
         <label for="key">API key</label>
         <input id="key" name="key" type="password" autocomplete="current-password" required
           placeholder="mpt_…" spellcheck="false" aria-describedby="key-hint" />
-        <span id="key-hint" class="muted small">This browser may then do what the key may, for a week at most. You have none? An admin makes one.</span>
+        <span id="key-hint" class="muted small">This browser may then do what the key may, for a week at most. You have none? ${provider ? "Sign in with your account, and make one on the page The lab." : "An admin makes one."}</span>
       </div>
       <button class=${provider ? "" : "primary"} disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>
