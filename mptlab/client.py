@@ -365,6 +365,15 @@ class Client(Connection):
         """List the paper's tables and figures: their specs and published values."""
         return self._items("/v1/presets")
 
+    def checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints in the lab's folder."""
+        names: list[str] = self._call("GET", "/v1/presets")["checkpoints"]
+        return names
+
+    def openapi(self) -> Json:
+        """Return the OpenAPI document, which describes the API and all fields of a spec."""
+        return self._call("GET", "/openapi.json")
+
     def preset(self, name: str) -> Json:
         """Return one of the paper's tables or figures: its specs and published values."""
         return self._call("GET", f"/v1/presets/{quote(name, safe='')}")

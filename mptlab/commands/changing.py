@@ -11,12 +11,12 @@ from urllib.parse import quote
 import typer
 
 from mptlab.client import Client
+from mptlab.commands.completion import runs_and_sweeps
 from mptlab.commands.context import (
     CommandContext,
     ExperimentId,
     ExperimentIds,
     OptionalIds,
-    runs_and_sweeps,
     with_context,
 )
 from mptlab.commands.own_data import (

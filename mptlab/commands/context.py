@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptlab.client import Client
+from mptlab.commands.completion import SUGGESTED, ids_and_names, sweeps_and_names
 from mptlab.errors import Json, Refused
 from mptlab.experiments import first
 from mptlab.progress import printable
@@ -41,9 +42,6 @@ SHORT_ID, WHOLE_LENGTH = 12, 32
 MAX_NAME = 200
 MAX_CANDIDATES = 5
 MAX_SWEEPS = 200
-SUGGESTED = 50
-HASTE_S = 2.0
-"""Maximum seconds to wait for the ids that a shell suggests."""
 
 Url = Annotated[str | None, typer.Option("--url", help="URL of the service", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
@@ -261,37 +259,6 @@ def connected(url: str | None) -> Client:
     client = Client(url, on_outage=warn)
     client.on_upload = lambda *uploaded: [*map(warn, reading_lines(*uploaded))]
     return client
-
-
-def suggested_by(ask: Callable[[Client], Sequence[Any]]) -> Sequence[Any]:
-    """Return what a service answers to a shell that completes; nothing if none answers."""
-    try:
-        with Client(timeout_s=HASTE_S, on_outage=lambda _: None, for_s=0.0) as client:
-            return ask(client)
-    except Exception:  # a shell that completes shows no errors
-        return ()
-
-
-def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest experiments as completions for a shell: their names, and ids as far as
-    typed."""
-    newest = suggested_by(lambda client: client.experiments.list(SUGGESTED))
-    suggested = [(run.name, run.status) for run in newest if run.name]
-    suggested += [(run.id, f"{run.name or ''} {run.status}".strip()) for run in newest]
-    return [pair for pair in dict(suggested).items() if pair[0].startswith(incomplete)]
-
-
-def sweeps_and_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest sweeps as completions for a shell: their names, and ids as far as typed."""
-    newest = suggested_by(lambda client: first(client.sweeps, SUGGESTED))
-    suggested = [(sweep["name"], sweep["status"]) for sweep in newest if sweep["name"]]
-    suggested += [(sweep["id"], sweep["name"] or sweep["status"]) for sweep in newest]
-    return [pair for pair in dict(suggested).items() if pair[0].startswith(incomplete)]
-
-
-def runs_and_sweeps(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest experiments and sweeps as completions for a shell."""
-    return [*ids_and_names(incomplete), *sweeps_and_names(incomplete)]
 
 
 SweepId = Annotated[

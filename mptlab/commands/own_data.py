@@ -9,6 +9,7 @@ import typer
 
 from mptlab.checkpoints import is_folder, taken
 from mptlab.client import Client
+from mptlab.commands.completion import MODELS, models
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
 from mptlab.specs import (
@@ -23,8 +24,6 @@ from mptlab.sweeps import Sweep, rows_of
 from mptlab.text_files import FASTA_SUFFIXES
 from mptlab.uploads import missing_lines, spec_for, spec_of_fitted, text_spec
 
-MODELS = ("ppca", "factor_analysis")
-"""Families that need no choices besides the latent dimensions."""
 MOST_LATENT_DIMS = 8
 """Maximum of the latent dimensions that are compared if the user gives none."""
 
@@ -48,6 +47,7 @@ Model = Annotated[
         "--checkpoint",
         help=f"{' or '.join(MODELS)}, both ({','.join(MODELS)}), or an experiment that "
         "fitted a model: its name or id; for texts a checkpoint: a folder or a name",
+        autocompletion=models,
     ),
 ]
 LatentDim = Annotated[

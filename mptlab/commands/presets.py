@@ -13,6 +13,7 @@ import typer
 from mptlab import reproduce as reproduction
 from mptlab import serve
 from mptlab.client import Client
+from mptlab.commands.completion import preset_names
 from mptlab.commands.context import (
     AsJson,
     CommandContext,
@@ -20,7 +21,6 @@ from mptlab.commands.context import (
     Url,
     connected,
     print_table,
-    suggested_by,
     with_context,
 )
 from mptlab.commands.following import RUN_FAILED, comes_back, exit_unless_succeeded
@@ -41,12 +41,6 @@ from mptlab.tables import HALF_WIDTH, with_error
 app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
 app.add_typer(presets_app, name="presets")
-
-
-def preset_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the presets as completions for a shell; none if no service answers."""
-    presets = suggested_by(lambda client: client.presets())
-    return [(one["name"], one["title"]) for one in presets if one["name"].startswith(incomplete)]
 
 
 Preset = Annotated[str, typer.Argument(help="its name", autocompletion=preset_names)]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from mptlab.commands.completion import runs_and_sweeps
 from mptlab.commands.context import (
     SHORT_ID,
     CommandContext,
@@ -21,7 +22,6 @@ from mptlab.commands.context import (
     moment,
     order_by,
     print_side_by_side,
-    runs_and_sweeps,
     warn,
     with_context,
     write_csv,

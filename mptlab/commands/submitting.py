@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mptlab.commands.completion import MODELS, spec_fields
 from mptlab.commands.context import (
     CommandContext,
     Sort,
@@ -26,7 +27,6 @@ from mptlab.commands.following import (
     print_warnings,
 )
 from mptlab.commands.own_data import (
-    MODELS,
     Array,
     Columns,
     Data,
@@ -56,7 +56,10 @@ _SPEC = "spec file (JSON or YAML); - reads JSON from stdin"
 SpecFile = Annotated[Path, typer.Argument(help=_SPEC)]
 OptionalSpec = Annotated[Path | None, typer.Argument(help=f"{_SPEC}; none with --data")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="change a field: data.n=500; repeatable")
+    list[str] | None,
+    typer.Option(
+        "--set", help="change a field: data.n=500; repeatable", autocompletion=spec_fields
+    ),
 ]
 Name = Annotated[str | None, typer.Option(help="name, to find it later")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="tag, to find it later; repeatable")]
@@ -64,7 +67,10 @@ Share = Annotated[bool, typer.Option("--share", help="let the whole lab read it"
 Watch = Annotated[bool, typer.Option("--watch", "--wait", help="show progress to the end")]
 Over = Annotated[
     list[str],
-    typer.Option(help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable"),
+    typer.Option(
+        help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable",
+        autocompletion=spec_fields,
+    ),
 ]
 InProject = Annotated[
     str | None,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from mptlab.commands.completion import checkpoints
 from mptlab.commands.context import (
     CommandContext,
     ExperimentId,
@@ -107,6 +108,7 @@ def score(
             "--checkpoint",
             help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub; two, as a,b, are "
             "compared",
+            autocompletion=checkpoints,
         ),
     ],
     texts: Annotated[

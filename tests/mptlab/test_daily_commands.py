@@ -13,13 +13,16 @@ from rich.console import Console
 
 from mptlab import Client
 from mptlab.commands import following
-from mptlab.commands.context import (
-    CommandContext,
+from mptlab.commands.completion import (
+    checkpoints,
     ids_and_names,
+    models,
+    preset_names,
     runs_and_sweeps,
+    spec_fields,
     sweeps_and_names,
 )
-from mptlab.commands.presets import preset_names
+from mptlab.commands.context import CommandContext
 from mptlab.paired import Paired
 from mptlab.progress import shown_progress, sparkline
 from mptlab.texts import Texts
@@ -190,3 +193,17 @@ def test_a_shell_completes_names(client: Client) -> None:
     assert dict(runs_and_sweeps("for a s")).keys() == {"for a shell", "for a shell, too"}
     assert ("table1" in dict(preset_names("tab"))) == ("table1" in dict(preset_names("")))
     assert preset_names("no such") == []
+
+
+def test_a_shell_completes_fields_and_models(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = dict(spec_fields("model.l"))
+    assert "model.latent_dim=" in fields
+    assert all(path.startswith("model.l") and meaning for path, meaning in fields.items())
+    assert {"data.n=", "evaluate.masks.per_size=", "seeds="} <= dict(spec_fields("")).keys()
+    client.experiments.create(ppca_spec(), name="ppca of a shell")
+    assert dict(models("pp")).keys() == {"ppca", "ppca,factor_analysis", "ppca of a shell"}
+    monkeypatch.setattr(Client, "checkpoints", lambda _: ["bert", "rxnfp"])
+    assert dict(checkpoints("r")).keys() == {"rxnfp"}
+    assert dict(checkpoints("bert,r")).keys() == {"bert,rxnfp"}
