@@ -2,6 +2,7 @@
 
 import shutil
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def main() -> None:
 def _run(client: Client, console: Console) -> None:
     ids = {f"table1 P={p}": client.submit(table1(p), name=f"table1 P={p}")["id"] for p in PAPER}
     ids["digits K=10"] = client.submit(DIGITS, name="digits K=10")["id"]
-    with shown_progress(console) as show:
+    with shown_progress(sys.stdout) as show:
         ended = {name: client.wait(i, timeout_s=300, on_change=show) for name, i in ids.items()}
     for name, experiment in ended.items():
         if experiment["status"] != "succeeded":

@@ -1,21 +1,13 @@
-"""Show the progress of experiments: a bar in a terminal, otherwise lines."""
+"""Show the progress of experiments: a bar in a terminal or a notebook, otherwise lines."""
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import fmean
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-from rich.text import Text
+from typing import Any, TextIO
 
 from mptlab.errors import Json
 
@@ -24,6 +16,10 @@ Show = Callable[[Json], None]
 LONGEST_NAME = 20
 """Maximum characters of a name or id, so that a bar fits in 80 columns."""
 
+BAR = (
+    "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]"
+)
+
 PLAIN_STEPS = 10
 """Plain lines are written for each tenth of the work."""
 
@@ -31,44 +27,44 @@ PLAIN_STEPS = 10
 def followed(wanted: bool = True) -> AbstractContextManager[Show]:
     """Yield a function that shows the progress of experiments and sweeps on stderr, or does
     nothing."""
-    return shown_progress(Console(stderr=True)) if wanted else nullcontext(lambda _: None)
+    return shown_progress(sys.stderr) if wanted else nullcontext(lambda _: None)
 
 
 @contextmanager
-def shown_progress(console: Console) -> Iterator[Show]:
-    """Show a bar for each experiment or sweep. If the console is neither a terminal nor a notebook,
-    print a line for each change of status and each tenth of the work. Both show the time left."""
-    if not (console.is_terminal or console.is_jupyter):
-        yield _lines(console)
+def shown_progress(file: TextIO) -> Iterator[Show]:
+    """Show a bar of tqdm for each experiment or sweep. If the file is neither a terminal nor the
+    output of a notebook, print a line for each change of status and each tenth of the work."""
+    if not (file.isatty() or "ipykernel" in sys.modules):
+        yield _lines(file)
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[far]}", markup=False),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[latest]}", markup=False,
-                   table_column=Column(no_wrap=True, overflow="ellipsis")),
-    )  # fmt: skip
-    bars = Progress(*columns, console=console)
-    tasks: dict[str, TaskID] = {}
+    from tqdm.auto import tqdm  # takes a tenth of a second, and few commands need it
+
+    bars: dict[str, Any] = {}
+    columns, lines = shutil.get_terminal_size()  # tqdm shows nothing where it measures a size of 0
+    size = {"ncols": columns - 1, "nrows": lines} if file.isatty() else {}
 
     def show(document: Json) -> None:
-        bars.start()
-        if document["id"] not in tasks:
-            tasks[document["id"]] = bars.add_task("", total=None, far="", latest="")
-        task = tasks[document["id"]]
+        if document["id"] not in bars:
+            bars[document["id"]] = tqdm(file=file, bar_format="{desc}{postfix}", **size)
+        bar = bars[document["id"]]
         name = _name(document)[:LONGEST_NAME]
-        latest = document.get("latest", "")
-        bars.update(task, description=f"{name}  {document['status']}", latest=latest)
-        if progress := document["progress"]:
-            far = "{}/{} {}".format(*_counted(document))
-            bars.update(task, completed=progress["done"], total=progress["total"], far=far)
+        bar.set_description_str(f"{name}  {document['status']}", refresh=False)
+        if document["progress"]:
+            done, total, unit = _counted(document)
+            if bar.total != total:
+                bar.bar_format, bar.unit = BAR, unit
+                bar.reset(total)
+                bar.initial = done
+            bar.n = done
+        if latest := document.get("latest"):
+            bar.set_postfix_str(latest, refresh=False)
+        bar.refresh()
 
     try:
         yield show
     finally:
-        if tasks:
-            bars.stop()
+        for bar in bars.values():
+            bar.close()
 
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -87,14 +83,14 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(SPARKS[round((mean - low) * steps)] for mean in means)
 
 
-def _lines(console: Console) -> Show:
+def _lines(file: TextIO) -> Show:
     last: dict[str, str] = {}
 
     def show(document: Json) -> None:
         line = f"{_name(document)}  {document['status']}{_tenths(document)}"
         if last.get(document["id"]) != line:
             last[document["id"]] = line
-            console.print(Text(line + _time_left(document)), soft_wrap=True)
+            print(line + _time_left(document), file=file, flush=True)
 
     return show
 

@@ -498,8 +498,8 @@ def test_a_terminal_of_eighty_columns(environment: Environment, run: Any) -> Non
     assert run["id"] in shown
     assert max(map(len, shown.splitlines())) <= 80
     shown = at_terminal(environment, "watch", run["id"])
-    assert "a run  succeeded" in shown
-    assert "━" in shown
+    assert "a run  succeeded 100% |" in shown
+    assert all(len(bar) <= 80 for bar in re.findall(r"a run .*?(?=[\r\n])", shown))
     assert "lml" in shown
 
 

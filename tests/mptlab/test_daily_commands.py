@@ -1,6 +1,5 @@
 """Daily commands: lists, comparisons, the state that was reached, the next command."""
 
-import io
 import json
 import math
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mptlab import Client
 from mptlab.commands import following
@@ -26,6 +24,7 @@ from mptlab.commands.context import CommandContext
 from mptlab.paired import Paired
 from mptlab.progress import shown_progress, sparkline
 from mptlab.texts import Texts
+from tests.mptlab.test_progress import Screen
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 from tests.support.recording import ID, Recording, Typed, one_line
@@ -141,8 +140,8 @@ def test_a_terminal_shows_the_objective_of_a_training(monkeypatch: pytest.Monkey
     monkeypatch.setattr(following, "followed", lambda: _Shown(shown))
     assert following.follow(context, [ID]) == [RUN]
     assert shown[0]["latest"] == f"loss {sparkline([9.0, 5.0, 1.0])} 1"
-    screen = io.StringIO()
-    with shown_progress(Console(file=screen, force_terminal=True, width=120)) as show:
+    screen = Screen()
+    with shown_progress(screen) as show:
         show(shown[0])
     assert shown[0]["latest"] in screen.getvalue()
 
@@ -204,6 +203,7 @@ def test_a_shell_completes_fields_and_models(
     assert {"data.n=", "evaluate.masks.per_size=", "seeds="} <= dict(spec_fields("")).keys()
     client.experiments.create(ppca_spec(), name="ppca of a shell")
     assert dict(models("pp")).keys() == {"ppca", "ppca,factor_analysis", "ppca of a shell"}
+    assert isinstance(client.checkpoints(), list)
     monkeypatch.setattr(Client, "checkpoints", lambda _: ["bert", "rxnfp"])
     assert dict(checkpoints("r")).keys() == {"rxnfp"}
     assert dict(checkpoints("bert,r")).keys() == {"bert,rxnfp"}

@@ -82,9 +82,9 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_client_needs_seven_distributions_and_the_server_the_same_of_them() -> None:
+def test_the_client_needs_eight_distributions_and_the_server_the_same_of_them() -> None:
     assert [Requirement(text).name for text in CLIENT["dependencies"]] == [
-        "httpx", "httpx-sse", "platformdirs", "pyyaml", "rich", "tenacity", "typer",
+        "httpx", "httpx-sse", "platformdirs", "pyyaml", "rich", "tenacity", "tqdm", "typer",
     ]  # fmt: skip
     optional = [text for extra in CLIENT["optional-dependencies"].values() for text in extra]
     assert {*CLIENT["dependencies"], *optional} <= set(SERVER["dependencies"])
