@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,7 @@ ROW_TYPES: Mapping[str, Callable[[str], Any]] = {
     "values": int,
     "log_likelihood": float,
     "p_value": float,
+    "unusual_columns": lambda text: re.split(r"(?<=\d); ", text) if text else [],
 }
 """Types of its columns that are not text."""
 

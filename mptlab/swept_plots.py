@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 from mptlab.errors import Json
 from mptlab.plots import BAND, STYLE, Plot
 from mptlab.sweeps import flat_row, rows_of
+from mptlab.tables import BEHIND_BEST
 
 HELDOUT = "lml_heldout"
-BEHIND_BEST = "lml_heldout_behind_best"
 SIZE = "model.latent_dim"
 ERROR = " std_err"
 NAMES = {

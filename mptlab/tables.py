@@ -109,6 +109,26 @@ def _is_derived(name: str) -> bool:
     )
 
 
+BEHIND_BEST = "lml_heldout_behind_best"
+HEADINGS = {
+    BEHIND_BEST: "behind best",
+    "lml_heldout_population_half_interval": "lml_heldout ± 95 % over rows",
+    "lml_population_half_interval": "lml ± 95 % over rows",
+}
+"""Headings of metrics with long names."""
+
+
+def heading(name: str) -> str:
+    return HEADINGS.get(name, name)
+
+
+def short_paths(fields: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each field's path, or the path if two fields have the same."""
+    last = [path.rpartition(".")[2] for path in fields]
+    pairs = zip(fields, last, strict=True)
+    return {path: part if last.count(part) == 1 else path for path, part in pairs}
+
+
 MAX_DECIMALS = 8
 HALF_WIDTH = "In a verdict, ± is half the width of the 95 % interval, one-sided for a bound"
 
@@ -124,6 +144,20 @@ def with_error(mean: float | None, error: float | None) -> str | None:
     if decimals > MAX_DECIMALS:
         return f"{mean:.2g} ± {error:.2g}" if abs(mean) < 1 else f"{mean:.{MAX_DECIMALS}f}"
     return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
+
+
+def few_digits(row: Json) -> Json:
+    """Return a row with its numbers as people compare them: two decimals, three digits below 1, and
+    two of a p-value."""
+    return {name: _short(name, value) for name, value in row.items()}
+
+
+def _short(name: str, value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if name == "p_value":
+        return f"{value:.2g}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
 
 
 def summary(rows: Sequence[Json]) -> Json:

@@ -28,7 +28,7 @@ from mptlab.errors import Json, Refused
 from mptlab.experiments import first
 from mptlab.progress import printable
 from mptlab.sweeps import Sweep, flat_row, rows_of
-from mptlab.tables import for_people, sweep_for_people
+from mptlab.tables import BEHIND_BEST, for_people, heading, short_paths, sweep_for_people
 from mptlab.uploads import reading_lines
 
 PLAIN_WIDTH = 1000
@@ -78,7 +78,12 @@ class CommandContext:
         for row, short_id in zip(shown, short_ids(rows), strict=True):
             row.update(short_id)
         columns = dict.fromkeys(column for row in shown for column in row)
-        print_table(columns, ([row.get(column) for column in columns] for row in shown))
+        short = short_paths(document["fields"])
+        chief = (document["chief_metric"], BEHIND_BEST, (order or "").removeprefix("-"))
+        others = [name for name in document["metrics"] if name in columns and name not in chief]
+        others.sort(key=lambda name: not name.startswith("mpt"))
+        cells = ([row.get(column) for column in columns] for row in shown)
+        print_table((short.get(column, column) for column in columns), cells, others)
         if any(row.get("mpt") is not None and row["mpt std_err"] is None for row in rows):
             warn(WITHOUT_ERROR)
         for i, note in enumerate(document["notes"]):
@@ -275,25 +280,44 @@ OptionalIds = Annotated[list[str] | None, typer.Argument(help=_HELP, autocomplet
 ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 
 
-def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table as wide as the terminal, or without folded lines for a program."""
-    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    for header in headers:
-        name = header if "." in header else header.replace("_", " ")  # spaces allow folding
-        table.add_column(Text(name), overflow="fold", no_wrap=header == "id")
-    for row in rows:
-        table.add_row(*(Text(printable(cell(value))) for value in row))
+def print_table(
+    headers: Iterable[str], rows: Iterable[Iterable[Any]], less: Sequence[str] = ()
+) -> None:
+    """Print a table as wide as the terminal, or without folded lines for a program. As many of the
+    columns `less` are left out as do not fit, the first of them first."""
+    names, cells = [*headers], [[*row] for row in rows]
     console = Console()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
+    wide = console.options.update(max_width=PLAIN_WIDTH)
+    omitted: list[str] = []
+    while True:
+        kept = [i for i, name in enumerate(names) if name not in omitted]
+        table = _table([names[i] for i in kept], ([row[i] for i in kept] for row in cells))
+        fits = console.measure(table, options=wide).maximum <= console.width
+        if fits or len(omitted) == len(less):
+            break
+        omitted.append(less[len(omitted)])
     console.print(table)
+    if omitted:
+        typer.echo(f"without {', '.join(omitted)}: a wider terminal shows them, and --csv")
+
+
+def _table(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    for name in map(heading, names):
+        header = name if "." in name else name.replace("_", " ")  # spaces allow folding
+        table.add_column(Text(header), overflow="fold", no_wrap=name == "id")
+    for row in rows:
+        table.add_row(*(Text(printable(cell(value))) for value in row))
+    return table
 
 
 def print_side_by_side(rows: Sequence[Json]) -> None:
     """Print experiments as columns and their fields as rows, which fits more terminals."""
     names = dict.fromkeys(name for row in rows for name in row)
     heads, *fields = ([name, *(row.get(name) for row in rows)] for name in names)
-    print_table(map(str, heads), fields)
+    print_table(map(str, heads), ([heading(str(name)), *values] for name, *values in fields))
 
 
 def write_csv(file: Path, columns: dict[str, list[Any]]) -> None:

@@ -21,10 +21,10 @@ from mptlab.commands.context import (
 )
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.commands.submitting import InProject
-from mptlab.errors import Refused
+from mptlab.errors import Json, Refused
 from mptlab.paired import ERROR, Paired
 from mptlab.specs import not_none
-from mptlab.tables import for_people
+from mptlab.tables import few_digits, for_people
 from mptlab.text_files import FASTA_SUFFIXES, read_fasta
 from mptlab.text_tables import SUFFIXES, TextTable, is_file, read_texts
 from mptlab.texts import Texts, single_mutations
@@ -84,17 +84,26 @@ def rows(
             raise
         advice = f"to score rows: mpt submit --data FILE --model {experiment_id}"
         raise typer.BadParameter(f"{experiment_id} has no scores of rows; {advice}") from None
+    columns = scored[0] if scored else {}
     if csv_ is not None:
-        columns = scored[0] if scored else {}
-        write_csv(csv_, {name: [row[name] for row in scored] for name in columns})
+        written = [*map(_with_text, scored)]
+        write_csv(csv_, {name: [row[name] for row in written] for name in columns})
         if str(csv_) == "-":
             return
     scored.sort(key=lambda row: (row["p_value"], row["log_likelihood"]))
-    context.show(scored[:top], *(scored[0] if scored else ()))
+    least = scored[:top]
+    context.show(
+        least if context.as_json else [few_digits(_with_text(row)) for row in least], *columns
+    )
     if not context.as_json:
         rare = 1 / len(scored)
         typer.echo(f"p value: {P_VALUE}; of {len(scored)} usual rows one is below {rare:.2g}")
         typer.echo(f"unusual columns: {UNUSUAL_COLUMNS}")
+
+
+def _with_text(row: Json) -> Json:
+    """Return a row with its unusual columns as one text."""
+    return row | {"unusual_columns": "; ".join(row["unusual_columns"])}
 
 
 @app.command()
@@ -218,7 +227,7 @@ def _show_paired(
         total, error = paired.total
         return context.dump({"texts": paired, "sum": total, "sum_std_err": error})
     if csv_ is None:
-        rows = for_people(paired, ERROR)
+        rows = [few_digits(row) for row in for_people(paired, ERROR)]
         context.show(rows, *(rows[0] if rows else ()))
     for line in paired.lines():
         typer.echo(line, err=str(csv_) == "-")
@@ -262,7 +271,7 @@ def _show(
     if context.as_json:
         context.dump(texts)
         return
-    rows = for_people(texts, ERROR)
+    rows = [few_digits(row) for row in for_people(texts, ERROR)]
     columns = [
         name
         for name in texts.columns

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mptlab import Client
-from mptlab.swept_plots import BEHIND_BEST, draw
-from mptlab.tables import sweep_for_people
+from mptlab.swept_plots import draw
+from mptlab.tables import BEHIND_BEST, sweep_for_people
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -38,7 +38,7 @@ def test_a_followed_sweep_ends_with_means_and_the_best_row(
     environment: dict[str, str], sweep: str
 ) -> None:
     head, _, first, second, last, note = (line for line in sweep.splitlines() if line.strip())
-    assert head.split() == [K, "lml", "mpt", "best"]
+    assert head.split() == ["latent", "dim", "lml", "mpt", "best"]
     assert [first.split()[0], second.split()[0]] == ["1", "2"]
     assert (first + second).count("*") == 1
     assert last.startswith("* Best by LML: K = ")

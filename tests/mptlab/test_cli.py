@@ -503,6 +503,35 @@ def test_a_terminal_of_eighty_columns(environment: Environment, run: Any) -> Non
     assert "lml" in shown
 
 
+def test_the_table_of_a_sweep_fits_eighty_columns(environment: Environment, client: Client) -> None:
+    """With short headings, and without the scores that do not choose a model."""
+    spec = ppca_spec(
+        data__heldout=0.25, model__init="maximum_likelihood", model__noise_precision=None
+    )
+    sizes: dict[str, list[Any]] = {
+        "model.latent_dim": [1, 2],
+        "model.family": ["ppca", "factor_analysis"],
+    }
+    sweep = client.sweep(spec, sizes)
+    sweep.wait(progress=False)
+    lines = at_terminal(environment, "table", sweep.id).splitlines()
+    head = next(line for line in lines if "latent dim" in line)
+    assert all(len(line) <= 80 for line in lines[: lines.index(head) + 7])
+    assert head.split() == [
+        "latent",
+        "dim",
+        "family",
+        "lml",
+        "heldout",
+        "behind",
+        "best",
+        "best",
+        "id",
+    ]
+    (left_out,) = (line for line in lines if line.startswith("without "))
+    assert "mpt_heldout" in left_out
+
+
 def at_terminal(environment: Environment, *arguments: str) -> str:
     """Return the output of a command at a terminal."""
     ours, theirs = pty.openpty()

@@ -222,9 +222,9 @@ def test_rows_have_ids_as_text_and_measures_as_numbers(client: Client, answers: 
     assert answers.sent[1] == f"{RUN}/artifacts/rows.csv"
     assert first == {
         "row": 0, "id": "007", "seed": 4, "values": 3, "log_likelihood": -4.5, "p_value": 0.3,
-        "unusual_columns": "",
+        "unusual_columns": [],
     }  # fmt: skip
-    assert (second["id"], second["unusual_columns"]) == ("a, b", "b +4.2; c -3.1")
+    assert (second["id"], second["unusual_columns"]) == ("a, b", ["b +4.2", "c -3.1"])
 
 
 @pytest.mark.parametrize(

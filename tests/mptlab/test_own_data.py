@@ -225,7 +225,7 @@ def test_ids_of_rows_come_back(environment: dict[str, str], client: Client) -> N
     code, shown, _ = mpt_here(environment, "rows", json.loads(shown)["id"], "--json", "--top", "1")
     (least,) = json.loads(shown)
     assert (least["row"], least["id"], least["batch"]) == (7, "s7", "b1")
-    assert least["unusual_columns"].startswith("b +")
+    assert least["unusual_columns"][0].startswith("b +")
 
 
 def test_a_sweep_as_a_model_names_its_best_runs(environment: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mptlab.tables import comparison, data_note, for_people
+from mptlab.tables import comparison, data_note, few_digits, for_people, short_paths
 
 
 def mean(value: float | None, std_err: float | None, title: str = "mpt") -> dict[str, Any]:
@@ -78,3 +78,14 @@ def test_a_metric_is_a_single_cell_with_the_digits_of_its_error(
     name = "mpt[model=a]"
     row = {"point": 0, "experiment_id": "a", name: value, f"{name} std_err": std_err}
     assert for_people([row | {f"{name} count": 3}]) == [{"point": 0, name: cell}]
+
+
+def test_measures_of_rows_and_texts_have_few_digits() -> None:
+    row = {"row": 3, "id": "007", "p_value": 1.544821e-35, "pll": -0.007683095, "log": -153.268}
+    short = {"row": 3, "id": "007", "p_value": "1.5e-35", "pll": "-0.00768", "log": "-153.27"}
+    assert few_digits(row) == short
+
+
+def test_fields_with_the_same_last_part_keep_their_paths() -> None:
+    paths = ["model.latent_dim", "data.latent_dim", "data.n"]
+    assert list(short_paths(paths).values()) == ["model.latent_dim", "data.latent_dim", "n"]
