@@ -56,6 +56,22 @@ class Client(Connection):
         them."""
         return Experiments(self)
 
+    def folded(self, **filters: Any) -> Iterator[tuple[Json, Json]]:
+        """Yield your experiments as `experiments()` does, with each sweep once: pairs of an
+        experiment and an empty object, or of the newest experiment of a sweep and the sweep. The
+        experiment of a sweep is empty if all its points had been computed before."""
+        whose = not_none(whose=filters.get("whose"))
+        for page in self._pages("/v1/experiments", {**filters, "folded": True}):
+            sweeps: dict[str, Json] = {}
+            if ids := page["sweeps"]:
+                query = {"id": ids, "limit": len(ids), **whose}
+                sweeps = {sweep["id"]: sweep for sweep in self._listed("/v1/sweeps", query)}
+            pairs = [(run, sweeps.pop(run["sweep"] or "", {})) for run in page["items"]]
+            pairs += [({}, sweep) for sweep in sweeps.values()]
+            yield from sorted(
+                pairs, key=lambda pair: str((pair[0] or pair[1])["created_at"]), reverse=True
+            )
+
     def submit(self, spec: Spec, *, idempotency_key: str | None = None, **beside: Any) -> Json:
         """Queue an experiment. `beside` may have name, tags, note, priority, visibility, project,
         after, cache. If the same experiment was computed before, return that experiment, with
@@ -97,7 +113,7 @@ class Client(Connection):
     def sweeps(self, **filters: Any) -> Iterator[Json]:
         """Yield your sweeps, newest first; `whose="lab"` lists those shared with the lab,
         `whose="project"` those shared with your projects."""
-        return self._pages("/v1/sweeps", filters)
+        return self._listed("/v1/sweeps", filters)
 
     def validate(self, spec: Spec) -> Json:
         """Return the resolved spec, its estimated run time and memory, its position in the queue if
@@ -192,7 +208,7 @@ class Client(Connection):
     def datasets(self, **filters: Any) -> Iterator[Json]:
         """Yield your uploads, newest first; `whose="lab"` lists those shared with the lab,
         `whose="project"` those shared with your projects."""
-        return self._pages("/v1/datasets", filters)
+        return self._listed("/v1/datasets", filters)
 
     def dataset(self, dataset_id: str) -> Json:
         """Return an upload: its name, columns and sizes. Raises Refused."""
@@ -492,7 +508,7 @@ class Client(Connection):
 
     def audit(self, **filters: Any) -> Iterator[Json]:
         """Yield the entries of the audit log, newest first. `actor` and `object_id` filter."""
-        return self._pages("/v1/audit", filters)
+        return self._listed("/v1/audit", filters)
 
     def usage(self) -> list[Json]:
         """List each user's use of the server, heaviest recent user first; for admins."""

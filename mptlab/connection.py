@@ -95,17 +95,23 @@ class Connection:
         items: list[Json] = self._call("GET", path)["items"]
         return items
 
+    def _listed(self, path: str, filters: Mapping[str, Any]) -> Iterator[Json]:
+        """Yield the items of all pages of a list."""
+        for page in self._pages(path, filters):
+            yield from page["items"]
+
     def _content(self, path: str) -> bytes:
         """Return the bytes of a file."""
         send = partial(self._http.get, path)
         return checked(self._send(send, idempotent=True)).content
 
     def _pages(self, path: str, filters: Mapping[str, Any]) -> Iterator[Json]:
+        """Yield the pages of a list."""
         cursor = None
         while True:
             query = {**filters, "cursor": cursor} if cursor else filters
             page = self._call("GET", path, params=query)
-            yield from page["items"]
+            yield page
             cursor = page["next_cursor"]
             if cursor is None:
                 return

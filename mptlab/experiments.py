@@ -262,7 +262,7 @@ class Experiments:
         with the lab, `whose="project"` those shared with your projects. Filter and sort with
         `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml desc"`, status, tag,
         family, name, owner, q, created_after and others. Raises Refused."""
-        return self._client._pages("/v1/experiments", filters)
+        return self._client._listed("/v1/experiments", filters)
 
     def create(
         self,

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +48,8 @@ app = typer.Typer()
 
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
-MAX_SWEEP_IDS = 100
-"""Maximum number of sweeps that one request names."""
+MAX_A_PAGE = 50
+"""Maximum number of experiments on a page of a list: a request names as many sweeps."""
 MAX_COMPARED = 20
 """Maximum number of experiments of one name that are compared."""
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -87,32 +87,29 @@ def list_experiments(
     if context.as_json:
         experiments = first(context.client.experiments, limit, summary=True, **filters)
         return context.dump([run | {"created": moment(run)} for run in experiments])
-    if is_folded := not (points or order_by):
-        filters["folded"] = True
-    experiments = first(context.client.experiments, limit, summary=True, **filters)
-    lines = {
-        (is_folded and run.get("sweep")) or run["id"]: {
-            **run, "name": run["title"], "result": _result(run)
-        }
-        for run in experiments
-    }  # fmt: skip
-    ids = [key for key, line in lines.items() if key != line["id"]]
-    query = {"whose": filters["whose"]} if "whose" in filters else {}
-    for i in range(0, len(ids), MAX_SWEEP_IDS):
-        page = ids[i : i + MAX_SWEEP_IDS]
-        for sweep in first(context.client.sweeps, len(page), id=page, **query):
-            lines[sweep["id"]] |= _sweep_line(sweep)
-    rows = lines.values()
+    pages = {"limit": min(limit, MAX_A_PAGE), "summary": True, **filters}
+    if points or order_by:
+        rows = [_line(run) for run in islice(context.client.experiments(**pages), limit)]
+    else:
+        pairs = islice(context.client.folded(**pages), limit)
+        rows = [_sweep_line(sweep) if sweep else _line(run) for run, sweep in pairs]
     whose = ["owner"] * (lab or projects) + ["project"] * projects
     columns = ("id", "name", "status", *whose, "result", "created")
     context.show([row | {"created": moment(row)} for row in rows], *columns)
 
 
+def _line(run: Json) -> Json:
+    """Return the columns of an experiment in a list."""
+    return {**run, "name": run["title"], "result": _result(run)}
+
+
 def _sweep_line(sweep: Json) -> Json:
     """Return the columns of a sweep in a list."""
     counts = ", ".join(f"{count} {status}" for status, count in sweep["counts"].items() if count)
-    table = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
-    return {"id": sweep["id"], "name": sweep["name"], "status": counts, "result": table}
+    points = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
+    if best := sweep["best"]:
+        points = f"best {best['metric']} {with_error(best['value'], best['std_err'])} of {points}"
+    return {**sweep, "status": counts, "result": points}
 
 
 @app.command()

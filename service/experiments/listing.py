@@ -27,6 +27,7 @@ from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.experiments.models import Experiment, Metric
 from service.refusals import ApiError, invalid
+from service.sweeps.models import Sweep
 from service.vocabulary import Status, Whose
 
 Clause = ColumnElement[bool]
@@ -114,6 +115,32 @@ def page_of(
 def _is_newest_of_sweep(conditions: Sequence[Clause]) -> Clause:
     newest = select(func.max(Experiment.id)).where(*conditions, Experiment.sweep_id.is_not(None))
     return Experiment.id.in_(newest.group_by(Experiment.sweep_id).correlate(None))
+
+
+MAX_SWEEPS = 50
+"""Maximum number of sweeps without experiments of their own on a page."""
+
+
+def sweeps_of_page(
+    session: Session, user_id: int, wanted: Wanted, found: Page, cursor: str | None
+) -> list[str]:
+    """Return the sweeps of a folded page: those of its items and, if the list is not filtered,
+    those that were created in its time and of which no point needed a new experiment."""
+    ids = [one.sweep_id for one in found.items if one.sweep_id]
+    if any(value for name, value in asdict(wanted).items() if name not in ("whose", "order_by")):
+        return ids
+    order = parse_order(wanted.order_by)
+    created = Sweep.created_at
+    has_own = select(Experiment.id).where(Experiment.sweep_id == Sweep.id).exists()
+    query = select(Sweep.id).where(listed(Sweep, user_id, wanted.whose), ~has_own)
+    if cursor:
+        place, _ = _read(cursor, wanted, order)
+        query = query.where(created < place if order.descending else created > place)
+    if found.next_cursor:
+        place = found.places[-1]
+        query = query.where(created >= place if order.descending else created <= place)
+    query = query.order_by(created.desc() if order.descending else created)
+    return [*ids, *session.scalars(query.limit(MAX_SWEEPS))]
 
 
 def load_texts(

@@ -18,7 +18,7 @@ from service.accounts.permissions import check_whose, find
 from service.accounts.users import Caller
 from service.events.changes import Subject
 from service.events.poller import Poller
-from service.experiments.listing import Page, Wanted, load_texts, page_of
+from service.experiments.listing import Page, Wanted, load_texts, page_of, sweeps_of_page
 from service.experiments.models import Experiment
 from service.experiments.schemas import (
     AttemptOut,
@@ -120,6 +120,7 @@ def list_experiments(
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, folded=folded)
         found, known = _metrics_of_page(session, found, wanted, metrics)
         found, final = _metrics_of_page(session, found, wanted, names, only_final=True)
+        sweeps = sweeps_of_page(session, user.id, wanted, found, cursor) if folded else []
         loaded = load_texts(session, found.items, with_spec=full)
         waiting = queue_positions(session, loaded, queue_snapshots, user.id)
         titles = titles_of(session, loaded, user)
@@ -137,8 +138,9 @@ def list_experiments(
                 )
                 for item in items
             ]
-            return plain_json({"next_cursor": found.next_cursor, "items": texts})
-    return as_json(ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor))
+            return plain_json({"next_cursor": found.next_cursor, "items": texts, "sweeps": sweeps})
+    page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor, sweeps=sweeps)
+    return as_json(page)
 
 
 def _metrics_of_page(

@@ -433,3 +433,6 @@ class ExperimentPage(Page):
 
     items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     """Experiments, newest first, with as much detail as requested."""
+    sweeps: list[str]
+    """Ids of the sweeps of a folded page: of its items and, without filters, of those created in
+    its time whose points had all been computed before."""

@@ -85,6 +85,24 @@ def best_of(rows: Sequence[Row]) -> Best | None:
     return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
 
 
+def best_point(fields: Sequence[str], metrics: Mapping[str, Mapping[str, Row]]) -> Row | None:
+    """Return the best experiment by the cells of each, or None if its points differ in more than
+    the model or its training, and so only the pooled rows of a table can tell."""
+    if not deciding(fields) or any(path.split(".")[0] in ("data", SEEDS) for path in fields):
+        return None
+    rows = [{"metrics": cells} for cells in metrics.values()]
+    if (best := best_of(rows)) is None:
+        return None
+    cell = _cell(rows[best.row], best.metric)
+    return {
+        "metric": best.metric,
+        "label": RESULTS[best.metric],
+        "value": cell["value"],
+        "std_err": cell["std_err"],
+        "experiment_id": [*metrics][best.row],
+    }
+
+
 def smallest_as_good(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> int | None:
     """Return the row with the fewest latent dimensions of those that are as good as the best. None
     if other fields than the family were swept too, or if the best is the only one."""

@@ -1,6 +1,7 @@
 """Routes of sweeps."""
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -33,8 +34,16 @@ from service.sweeps.schemas import (
     Table,
     TableFormat,
 )
-from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
-from service.vocabulary import Whose
+from service.sweeps.views import (
+    Document,
+    as_csv,
+    long_csv,
+    pooled_csv,
+    summary_out,
+    sweep_out,
+    table,
+)
+from service.vocabulary import Status, Whose
 from service.web.dependencies import (
     HEAVY,
     Canceller,
@@ -93,7 +102,8 @@ def list_sweeps(
         found = newest(session, user, Sweep, whose, limit + 1, before, without_specs, ids=id)
         kept, next_cursor = page(found, limit)
         counts = store.counts(session, [one.id for one in kept], user)
-        items = [summary_out(one, counts.get(one.id, {})) for one in kept]
+        best = _choosing_metrics(session, counts, user)
+        items = [summary_out(one, counts.get(one.id, {}), best.get(one.id, {})) for one in kept]
     return as_json(SweepPage(items=items, next_cursor=next_cursor))
 
 
@@ -238,8 +248,18 @@ def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, database: DatabaseDep) 
 
 
 def _out(session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep, user: Caller) -> SweepOut:
-    counts = store.counts(session, [sweep.id], user).get(sweep.id, {})
+    every = store.counts(session, [sweep.id], user)
+    counts = every.get(sweep.id, {})
+    metrics = _choosing_metrics(session, every, user).get(sweep.id, {})
     running = store.progress(session, sweep.id)
     can = permitted(sweep, user, store.actions(session, sweep, counts))
     end = estimated_end(session, queue_snapshots, sweep)
-    return sweep_out(sweep, counts, can, running, end)
+    return sweep_out(sweep, counts, metrics, can, running, end)
+
+
+def _choosing_metrics(
+    session: Session, counts: Mapping[str, Mapping[Status, int]], user: Caller
+) -> Mapping[str, Mapping[str, Document]]:
+    """Return the metrics for the best point of each sweep that has few points."""
+    few = [id for id, by_status in counts.items() if sum(by_status.values()) <= store.MAX_COMPARED]
+    return store.choosing_metrics(session, few, user)

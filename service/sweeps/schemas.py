@@ -64,6 +64,21 @@ class SweepUrls(ResponseModel):
     """POST to retry the points that failed or were cancelled."""
 
 
+class BestPoint(ResponseModel):
+    """The best point of a sweep."""
+
+    metric: str
+    """Metric that decides, as in a table."""
+    label: str
+    """Its heading, as in a summary."""
+    value: float
+    """Mean of the metric over the seeds of the experiment."""
+    std_err: float | None
+    """Standard error of the mean. null: unknown."""
+    experiment_id: str
+    """Id of the experiment."""
+
+
 class SweepSummary(Listed):
     """A sweep. Its status is running if any point is running, else queued, else paused; after all
     have ended it is failed if any point failed, else cancelled if any was cancelled."""
@@ -78,6 +93,9 @@ class SweepSummary(Listed):
     """Number of points in each status."""
     ended: int
     """Number of points that have ended."""
+    best: BestPoint | None
+    """The best point so far. null: more than 100 points, fewer than two values, or only the table
+    can tell, because the data or the seeds are swept."""
     urls: SweepUrls
     """Addresses of the sweep."""
 

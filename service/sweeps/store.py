@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, Session
 from uuid6 import uuid7
 
-from mptcore.protocol.metrics import INTERIM
+from mptcore.protocol.metrics import BY_MERIT, INTERIM
 from mptcore.specs import Problem
 from service.accounts import projects
 from service.accounts.models import OWN
@@ -39,7 +39,7 @@ from service.experiments.models import Experiment, Metric
 from service.fair_share import FairShare
 from service.queue import quota, sizes, states
 from service.records import results
-from service.records.means import SEED, title
+from service.records.means import SEED, mean_of, title
 from service.refusals import ApiError, invalid
 from service.sweeps.models import Sweep, SweepPoint
 from service.sweeps.schemas import SweepSubmission
@@ -177,6 +177,36 @@ def counts(
     found: dict[str, dict[Status, int]] = defaultdict(dict)
     for sweep_id, status, count in rows:
         found[sweep_id][Status(status)] = count
+    return found
+
+
+MAX_COMPARED = 100
+"""Maximum number of points of a sweep whose best is shown in a list."""
+
+
+def choosing_metrics(
+    session: Session, sweep_ids: Sequence[str], user: Caller
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the metrics that choose between models, as means over seeds by sweep, experiment and
+    name. Only points that the caller may read count."""
+    query = _points(
+        SweepPoint.sweep_id,
+        Experiment.id,
+        *(Metric.name, Metric.labels, Metric.value, Metric.std_err),
+    ).join(Metric, Metric.experiment_id == Experiment.id)
+    query = query.where(SweepPoint.sweep_id.in_(sweep_ids), Metric.name.in_(BY_MERIT))
+    query = query.order_by(SweepPoint.sweep_id, SweepPoint.point, Metric.seq)
+    found: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    seeds: dict[tuple[str, str, str], dict[str, tuple[float | None, float | None]]] = {}
+    for sweep_id, id, name, labels, value, std_err in session.execute(
+        query, reader(user.id, user.is_admin)
+    ):
+        if results.parsed_labels(labels).keys() <= {SEED}:
+            seeds.setdefault((sweep_id, id, name), {})[labels] = value, std_err
+    for (sweep_id, id, name), by_seed in seeds.items():
+        values, errors = zip(*by_seed.values(), strict=True)
+        mean, std_err = mean_of(name, values, errors)
+        found[sweep_id][id][name] = {"value": mean, "std_err": std_err}
     return found
 
 

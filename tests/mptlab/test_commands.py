@@ -108,15 +108,13 @@ def test_lists_of_what_is_shared_name_the_owner_and_the_project(typed: Typed) ->
         "created_at": "2026-01-31T12:34:56.789Z", "summary": [],
     }  # fmt: skip
     for option, whose, is_named in (("--projects", "project", True), ("--lab", "lab", False)):
-        client = Recording(experiments=lambda **_: iter([run]))
+        client = Recording(folded=lambda **_: iter([(run, {})]))
         code, shown, _ = typed(client, "list", option)
         assert code == 0
-        assert client.calls == [
-            ("experiments", {"limit": 20, "summary": True, "folded": True, "whose": whose})
-        ]
+        assert client.calls == [("folded", {"limit": 20, "summary": True, "whose": whose})]
         assert ("vision" in shown) == is_named
         assert "ann" in shown
-    shown = typed(Recording(experiments=lambda **_: iter([run])), "list")[1]
+    shown = typed(Recording(folded=lambda **_: iter([(run, {})])), "list")[1]
     assert "vision" not in shown
     assert typed(Recording(), "list", "--lab", "--projects")[0] == 2
 

@@ -44,6 +44,10 @@ def test_a_sweep_is_one_line_of_the_list(environment: dict[str, str], client: Cl
     lines = [one_line(line) for line in shown.splitlines()]
     of_sweep = f"{sweep.id} K in a list 2 succeeded 2 points: mpt table {sweep.id[:12]} "
     assert code == 0
+    again = client.sweep(ppca_spec(), {"evaluate.masks.per_size": [2, 3]}, name="computed before")
+    assert f"{again.id} computed before" in one_line(
+        mpt_here(environment, "list", "--limit", "3")[1]
+    )
     assert any(line.startswith(of_sweep) for line in lines)
     assert any(line.startswith(f"{run.id} beside K succeeded") for line in lines)
     for words in (["--points"], ["--order-by", "name"]):

@@ -350,6 +350,54 @@ def test_an_idempotency_key_is_known_for_thirty_days(admin: TestClient, settings
         assert (again == made["id"]) == known
 
 
+def test_a_sweep_whose_points_were_computed_before_is_on_a_page_of_its_time(
+    admin: TestClient,
+) -> None:
+    first, *_, last = (
+        admin.post("/v1/experiments", json={"spec": SPEC, "name": name}).json()["id"]
+        for name in ("a", "b", "c")
+    )
+    made = sweep(admin, grid={"model.latent_dim": [1, 2]}, name="of two")
+    with database_of(admin).transaction() as session:
+        newer = session.get_one(Experiment, last).created_at
+        older = session.get_one(Experiment, first).created_at
+        session.execute(update(Experiment).values(sweep_id=None))  # as those of the cache
+        change = update(Sweep).where(Sweep.id == made["id"])
+        session.execute(change.values(created_at=(older + newer) / 2))
+
+    def pages(**query: Any) -> list[list[str]]:
+        found: list[list[str]] = []
+        cursor: dict[str, str] | None = {}
+        while cursor is not None:
+            answer = admin.get("/v1/experiments", params={"folded": True, **query, **cursor}).json()
+            found.append(answer["sweeps"])
+            cursor = answer["next_cursor"] and {"cursor": answer["next_cursor"]}
+        return found
+
+    for order in ("created desc", "created asc"):
+        alone = pages(limit=1, order_by=order)
+        assert sorted(alone) == [[]] * (len(alone) - 1) + [[made["id"]]]
+    assert pages(name="a") == [[]]
+    assert pages(folded=False) == [[]]
+
+
+def test_a_list_has_the_best_point_of_a_sweep(admin: TestClient) -> None:
+    made = sweep(admin, grid={"model.latent_dim": [1, 2]})
+    noise = sweep(admin, grid={"data.n": [50, 60]})
+    first, second = (row["experiment_id"] for row in rows(admin, made["id"]))
+    for row in rows(admin, noise["id"]):
+        measure(admin, row["experiment_id"], -1.0)
+    measure(admin, first, -12.0, -14.0)
+    measure(admin, second, -60.0)
+    measure(admin, second, -1.0, epoch=0)
+    best = {one["id"]: one["best"] for one in admin.get("/v1/sweeps").json()["items"]}
+    assert best[noise["id"]] is None, "their data differ"
+    assert best[made["id"]] == admin.get(f"/v1/sweeps/{made['id']}").json()["best"]
+    assert best[made["id"]] == {
+        "metric": "mpt", "label": "MPT", "value": -13.0, "std_err": 1.0, "experiment_id": first,
+    }  # fmt: skip
+
+
 def test_a_folded_list_has_a_sweep_once(admin: TestClient) -> None:
     """Its newest point that matches stands for it; the others are listed by their sweep."""
     made = sweep(admin, grid={"model.latent_dim": [1, 2, 3]}, name="of three")

@@ -48,6 +48,10 @@ function FirstMetric({ experiment, columns }) {
   return mean ? html`<div class="small only-small"><${Figure} mean=${mean} /></div>` : null;
 }
 
+function Best({ of: { metric, label, value, std_err: error } }) {
+  return html`<span class="muted small">best ${shortLabel({ label, name: metric })}</span> <span class="number">${withError(value, error)}</span>`;
+}
+
 const FIELD_CHARACTERS = 30;
 const FAILURE_CHARACTERS = 90;
 const MAX_POINTS = 50; // of an open sweep
@@ -105,24 +109,26 @@ function usePoints(sweep, path, isOpen, turn) {
   return isOpen ? data?.items : null;
 }
 
-/** A sweep is one line, which opens to its points. */
-function SweepRows({ sweep, experiment, columns, pointsPath, turn, selected, select }) {
+/** A sweep is one line with its best result, which opens to the points that were run for it. */
+function SweepRows({ sweep, isOpenable, columns, pointsPath, turn, selected, select }) {
   const [open, setOpen] = useState(false);
   const points = usePoints(sweep, pointsPath, open, turn);
   const title = titleOf(sweep);
-  const others = columns.fields.length + columns.metrics.length + Number(columns.result) + Number(columns.family);
+  const before = columns.fields.length + Number(columns.family);
   const hasAll = points?.length > 0 && points.every((one) => selected.has(one.id));
   const selectAll = (event) => points.forEach((one) => select(one, event.target.checked));
   return html`<tr>
     <td class="check">${points && html`<input type="checkbox" checked=${hasAll} aria-label=${`Select the points of ${title}`} onChange=${selectAll} />`}</td>
     <th scope="row">
-      <button type="button" class="opener muted" aria-label=${`Points of ${title}`} aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "▾" : "▸"}</button>
+      ${isOpenable && html`<button type="button" class="opener muted" aria-label=${`Points of ${title}`} aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "▾" : "▸"}</button>`}
       <a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${title}</a>
       <div class="small under-opener"><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
     </th>
     <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
-    ${others > 0 && html`<td class="wide" colspan=${others}></td>`}
-    ${columns.owner && html`<td class="wide">${experiment.owner}</td>`}
+    ${before > 0 && html`<td class="wide" colspan=${before}></td>`}
+    ${columns.result && html`<td class="result-cell wide">${sweep.best && html`<${Best} of=${sweep.best} />`}</td>`}
+    ${columns.metrics.length > 0 && html`<td class="wide" colspan=${columns.metrics.length}></td>`}
+    ${columns.owner && html`<td class="wide">${sweep.owner}</td>`}
     <td class="wide"><${When} at=${sweep.created_at} /></td>
   </tr>
   ${points?.map((one) => html`<${Row} key=${one.id} experiment=${one} sweep=${sweep} columns=${columns} selected=${selected} select=${select} />`)}
@@ -152,7 +158,7 @@ function Rows({ items, sweeps, columns, selected, select, order, onOrder, points
       </tr></thead>
       <tbody>
         ${items.map((one) => sweeps.has(one.sweep)
-          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} experiment=${one} columns=${columns} pointsPath=${pointsPath} turn=${turn} selected=${selected} select=${select} />`
+          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} isOpenable=${"status" in one} columns=${columns} pointsPath=${pointsPath} turn=${turn} selected=${selected} select=${select} />`
           : html`<${Row} key=${one.id} experiment=${one} columns=${columns} selected=${selected} select=${select} />`)}
       </tbody>
     </table>
@@ -185,12 +191,18 @@ function useSelection() {
   return [selected, select, () => setSelected(new Map())];
 }
 
-/** A page of the list and, if it is folded, the sweeps on it by their ids. */
-async function readPage(path, folded, whose) {
-  const page = await get(path);
-  const ids = folded ? page.items.map(({ sweep }) => sweep).filter(Boolean) : [];
-  const { items } = ids.length ? await get(withQuery("/v1/sweeps", { whose, id: ids, limit: ids.length })) : { items: [] };
-  return { ...page, sweeps: new Map(items.map((one) => [one.id, one])) };
+/** A page of the list and, if it is folded, the sweeps on it by their ids. A sweep whose points had all been computed before has a line of its own. */
+async function readPage(path, whose) {
+  const { items, sweeps: ids, next_cursor } = await get(path);
+  const sweeps = ids.length ? (await get(withQuery("/v1/sweeps", { whose, id: ids, limit: ids.length }))).items : [];
+  const alone = sweeps.filter(({ id }) => !items.some(({ sweep }) => sweep === id));
+  return { items: merged(items, alone.map(({ id, created_at }) => ({ id, sweep: id, created_at, summary: [] }))), sweeps: new Map(sweeps.map((one) => [one.id, one])), next_cursor };
+}
+
+/** The lines in their order, each sweep without runs before the first older line, or the first newer one of an ascending list. */
+function merged(items, alone) {
+  const sign = items.length > 1 && items[0].created_at < items.at(-1).created_at ? 1 : -1;
+  return alone.length ? [...items, ...alone].sort((a, b) => sign * a.created_at.localeCompare(b.created_at)) : items;
 }
 
 const ofSweep = (filter, id) => [filter && `(${filter})`, `sweep = "${id}"`].filter(Boolean).join(" and ");
@@ -207,10 +219,10 @@ export default function Experiments({ me, may }) {
   const folded = order.startsWith("created ");
   const listed = { ...asked, summary: true, metrics, fields: fields.length ? "full" : null };
   const path = withQuery("/v1/experiments", { ...listed, limit: PAGE, folded: folded || null });
-  const { data, error, refresh } = useLive(() => readPage(path, folded, query.get("whose")), [path]);
+  const { data, error, refresh } = useLive(() => readPage(path, query.get("whose")), [path]);
   const pointsPath = (sweep) => withQuery("/v1/experiments", { ...listed, filter: ofSweep(query.get("filter"), sweep), order_by: "created asc", cursor: null, limit: MAX_POINTS });
   const items = data?.items;
-  const hasFamilies = new Set(data?.items.map(({ family }) => family)).size > 1;
+  const hasFamilies = new Set(data?.items.map(({ family }) => family).filter(Boolean)).size > 1;
   const columns = { result: chosen.includes(RESULT), metrics, fields, family: hasFamilies, owner: (query.get("whose") ?? "mine") !== "mine" };
   const filtered = ASKED.some((name) => query.has(name));
   useEffect(() => scrollTo(0, 0), [query.get("cursor")]);
@@ -219,7 +231,7 @@ export default function Experiments({ me, may }) {
     <h1>Experiments</h1>
     <${SavedViews} query=${query} />
     <${Filters} key=${withQuery("", { ...asked, q: null, cursor: null })} query=${query} change=${change} error=${error} me=${me}
-      chosen=${chosen} setChosen=${setChosen} metrics=${[...new Set([...metrics, ...resultNames(items ?? [])])]} example=${data?.items[0]?.id} />
+      chosen=${chosen} setChosen=${setChosen} metrics=${[...new Set([...metrics, ...resultNames(items ?? [])])]} example=${items?.find(({ status }) => status)?.id} />
     ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
