@@ -151,6 +151,13 @@ def rows_of(document: Json) -> list[Json]:
     return rows
 
 
+def run_of(document: Json, row: int) -> str:
+    """Return the id of an experiment of a row of `rows_of`."""
+    fields = rows_of(document)[row]["fields"].items()
+    points = document["items"]
+    return str(next(one["experiment_id"] for one in points if fields <= one["fields"].items()))
+
+
 def flat_row(row: Json) -> Json:
     """Return a row of the service's table with a column for each field, metric and error."""
     heads = ("point", "experiment_id", "status", "points")

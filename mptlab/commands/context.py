@@ -8,7 +8,8 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -66,12 +67,13 @@ class CommandContext:
         shown = rows if self.as_json else for_people(rows)
         self.show(shown, *dict.fromkeys(column for row in shown for column in row))
 
-    def show_sweep(self, sweep: Sweep, order: str | None = None) -> None:
+    def show_sweep(self, sweep: Sweep, order: str | None = None) -> Json:
         """Print a sweep's points as JSON, or its means over seeds as a table with its best row, in
-        the order of a column."""
-        if self.as_json:
-            return self.dump(sweep.table(order_by(order)))
+        the order of a column. Return the service's table."""
         document = sweep.table_document(order_by(order))
+        if self.as_json:
+            self.dump([flat_row(row) for row in document["items"]])
+            return document
         rows = [flat_row(row) for row in rows_of(document)]
         best = document["best"] and rows[document["best"]["row"]]
         shown = sweep_for_people(rows, best, (order or "").removeprefix("-"))
@@ -88,6 +90,7 @@ class CommandContext:
             warn(WITHOUT_ERROR)
         for i, note in enumerate(document["notes"]):
             typer.echo(f"* {note}" if best and i == 0 else f"  {note}")
+        return document
 
     def sweep(self, typed: str, newest: bool = True) -> Sweep:
         """Return the caller's sweep with this id, this beginning of an id or this name. Raises
@@ -96,6 +99,8 @@ class CommandContext:
         sweep_id = self._sweep_id(typed, newest)
         if sweep_id is None:
             advice = _nearest(typed, self._newest_sweeps())
+            if self._named(typed, 1):
+                advice = f": it is an experiment, mpt show {typed} shows it"
             detail = f"you have no sweep {typed}{advice}"
             raise Refused({"detail": detail, "reason": "not_found"})
         return self.client.get_sweep(sweep_id)
@@ -237,6 +242,24 @@ def short_ids(rows: Sequence[Json]) -> list[Json]:
     is_enough = (n for n in lengths if len({whole[:n] for whole in ids}) == len(ids))
     length = next(is_enough, WHOLE_LENGTH)
     return [{"id": row["experiment_id"][:length]} if "experiment_id" in row else {} for row in rows]
+
+
+@contextmanager
+def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
+    """Let messages name the flags by which fields were typed, in place of their JSON pointers."""
+
+    def named(message: str) -> str:
+        for pointer, flag in flags.items():
+            message = re.sub(rf"(?<!\S){re.escape(pointer)}(/\S*)?: ", f"{flag}: ", message)
+        return message
+
+    try:
+        yield
+    except Refused as refused:
+        document = {**refused.document, "detail": named(str(refused))}
+        raise Refused(document, refused.status) from None
+    except ValueError as error:
+        raise ValueError(named(str(error))) from None
 
 
 def with_context(function: Callable[..., None]) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from mptlab.specs import (
     kind_of_data,
     not_none,
 )
-from mptlab.sweeps import Sweep, rows_of
+from mptlab.sweeps import Sweep, run_of
 from mptlab.text_files import FASTA_SUFFIXES
 from mptlab.uploads import missing_lines, spec_for, spec_of_fitted, text_spec
 
@@ -125,24 +125,12 @@ def columns_of(client: Client, fitted: Json) -> list[str] | None:
 def _best_runs(sweep: Sweep) -> str:
     """Return the ids of a sweep's best run and of the smallest model as good."""
     table = sweep.table_document()
-    best, rows = table["best"], rows_of(table)
-    if best is None:
+    if (best := table["best"]) is None:
         return ""
-
-    def run(index: int) -> str:
-        fields = rows[index]["fields"].items()
-        return str(
-            next(
-                point["experiment_id"]
-                for point in table["items"]
-                if fields <= point["fields"].items()
-            )
-        )
-
-    message = f", such as the best, {run(best['row'])}"
+    message = f", such as the best, {run_of(table, best['row'])}"
     if best["smallest"] in (None, best["row"]):
         return message
-    return f"{message}, or the smallest as good, {run(best['smallest'])}"
+    return f"{message}, or the smallest as good, {run_of(table, best['smallest'])}"
 
 
 def spec_of_data(
@@ -259,8 +247,11 @@ def data_of(
     elif file.exists():
         known = ", ".join((*TABLE_SUFFIXES, *ARRAY_SUFFIXES))
         raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")
+    elif options and is_known:
+        raise typer.BadParameter(f"there is no file {typed}")
     elif options:
-        raise typer.BadParameter(f"there is no file {typed}: an upload is read as it was uploaded")
+        cure = "leave out --index and the other options of reading"
+        raise typer.BadParameter(f"{typed} is no file, and an upload was read already: {cure}")
     elif is_known:
         warn(f"there is no file {typed}: it is taken as the name of an upload")
     if columns is not None and source == "text":

@@ -210,9 +210,10 @@ def plot(
     a metric of a sweep against a swept field."""
     *runs, last = words
     if not runs:
-        raise typer.BadParameter(
-            "give an experiment or a sweep, and an output file: mpt plot mine FILE.pdf"
-        )
+        is_file = Path(last).suffix.lower() in (".pdf", ".svg", ".png")
+        lacking = "an experiment or a sweep" if is_file else "an output file, too"
+        example = f"mpt plot mine {last}" if is_file else f"mpt plot {last} FILE.pdf"
+        raise typer.BadParameter(f"give {lacking}: {example}")
     file = Path(last)
     typed = runs[0]
     sweep = context.sweep_or_none(typed) if kind is None and len(runs) == 1 else None
@@ -231,6 +232,10 @@ def plot(
             run["title"] if titles[run["title"]] == 1 else f"{run['title']} {run.id[:SHORT_ID]}"
             for run in experiments
         ]
+        for run, name in zip(experiments, runs, strict=True):
+            if (run.spec.get("evaluate") or {}).get("texts"):
+                cure = f"mpt texts {name} shows them, mpt score FILE --model a,b --plot draws those"
+                raise typer.BadParameter(f"{name} has scores of texts: {cure} of two models")
         curves = [run.curves() for run in experiments]
         curves_together(zip(labels, curves, strict=True)).plot(kind, file)
     context.tell(str(file), [str(file)])
@@ -270,7 +275,8 @@ def table(
     marked."""
     sweep = context.sweep(sweep_id)
     if csv_ is None:
-        return context.show_sweep(sweep, sort)
+        context.show_sweep(sweep, sort)
+        return
     rows = sweep.table(order_by(sort))
     columns = dict.fromkeys(column for row in rows for column in row)
     write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from mptlab.commands.context import (
     SweepId,
     cell,
     choice,
+    flags_named,
     warn,
     with_context,
 )
@@ -46,7 +48,7 @@ from mptlab.commands.own_data import (
 )
 from mptlab.errors import Json
 from mptlab.specs import changed, kind_of_data, not_none, parse_spec, parse_value, quick
-from mptlab.sweeps import Sweep
+from mptlab.sweeps import Sweep, run_of
 
 MAX_VALUES = 10_000
 
@@ -138,12 +140,13 @@ def submit(
         sent, grid, fitted = spec_of_data(context, data, model, dims, names, array, options)
         sent = changed(sent, _changes(set_))
         beside = {"name": Path(data).stem, **beside}
-    if quick_:
-        _tell_whole(context, sent)
-        sent, watch = quick(sent), True
-    if grid:
-        return _queue_sweep(context, sent, grid, beside, watch)
-    experiment = context.client.submit(sent, **beside)
+    with flags_named({**(OF_DATA if data else {}), **_flags(set_)}):
+        if quick_:
+            _tell_whole(context, sent)
+            sent, watch = quick(sent), True
+        if grid:
+            return _queue_sweep(context, sent, grid, beside, watch)
+        experiment = context.client.submit(sent, **beside)
     _warn_if_blocked(experiment)
     (seen,) = followed(context, [experiment], watch)
     if context.as_json:
@@ -158,7 +161,8 @@ def submit(
 @with_context
 def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> None:
     """Check a spec and show its estimates; nothing is queued."""
-    estimate = context.client.validate(_spec(spec, set_))
+    with flags_named(_flags(set_)):
+        estimate = context.client.validate(_spec(spec, set_))
     runtime = estimate["runtime"]
     lines = {
         "masks": estimate["masks"],
@@ -197,7 +201,8 @@ def sweep(
     if len(grid) < len(pairs):
         raise typer.BadParameter("--over has a field twice: give all its values at once, as 1,2,5")
     beside = beside_of(name, tag, share, no_cache, project) | not_none(concurrency=concurrency)
-    _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
+    with flags_named(_flags(set_, over)):
+        _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
 
 
 @app.command()
@@ -215,7 +220,8 @@ def extend(
     grid = {path: _swept(path, text) for path, text in map(_pair, over)}
     extended = context.sweep(sweep_id, newest=False)
     how: Json = {"cache": False} if no_cache else {}
-    extended.add(grid, **how)
+    with flags_named(_flags(None, over)):
+        extended.add(grid, **how)
     _follow_sweep(context, extended, grid, watch, sort)
 
 
@@ -241,9 +247,12 @@ def _follow_sweep(
     typer.echo(sweep.id, err=True)
     with comes_back("table", [sweep.id]):
         ended = sweep.wait(check=False)
-    context.show_sweep(sweep, sort)
+    table = context.show_sweep(sweep, sort)
     print_warnings(context, {row["experiment_id"]: choice(row, grid) for row in sweep.table()})
     context.advise(f"mpt plot {sweep.id} FILE.pdf")
+    if table["best"] and ended["spec"]["data"].get("source") == "upload":
+        best = run_of(table, table["best"]["row"])
+        context.advise(f"mpt submit --data NEW.csv --model {best}, which scores other rows")
     exit_unless_succeeded([ended])
 
 
@@ -307,6 +316,26 @@ def _spec(file: Path, changes: list[str] | None) -> Json:
     text = sys.stdin.read() if is_input else file.read_text(encoding="utf-8")
     spec = parse_spec(text, "standard input" if is_input else str(file))
     return changed(spec, _changes(changes))
+
+
+OF_DATA = {
+    "/spec/data/columns": "--columns",
+    "/spec/data/array": "--array",
+    "/spec/data/dataset": "--data",
+    "/spec/model/latent_dim": "--latent-dim",
+    "/grid/model.latent_dim": "--latent-dim",
+    "/grid/model.family": "--model",
+    "/spec/model/checkpoint": "--checkpoint",
+}
+"""Flags of data by the fields that they set."""
+
+
+def _flags(changes: Iterable[str] | None, over: Iterable[str] = ()) -> dict[str, str]:
+    """Return the typed flags by the fields that they set."""
+    set_ = {
+        f"/spec/{path.replace('.', '/')}": f"--set {path}" for path, _ in map(_pair, changes or ())
+    }
+    return {**set_, **{f"/grid/{path}": f"--over {path}" for path, _ in map(_pair, over)}}
 
 
 def _changes(typed: list[str] | None) -> Json:

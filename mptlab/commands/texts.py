@@ -14,6 +14,7 @@ from mptlab.commands.completion import checkpoints
 from mptlab.commands.context import (
     CommandContext,
     ExperimentId,
+    flags_named,
     print_table,
     warn,
     with_context,
@@ -197,9 +198,10 @@ def score(
         raise typer.BadParameter("two models are compared by one score: give --score once")
     by_model = []
     for one in models:
-        scored = context.client.score(
-            table, checkpoint_of(one), scores, name=name, project=project, **options
-        )
+        with flags_named({"/spec/model/checkpoint": "--model"}):
+            scored = context.client.score(
+                table, checkpoint_of(one), scores, name=name, project=project, **options
+            )
         for note in scored.notes[len(table.notes) :]:
             warn(note)
         typer.echo(scored.experiment_id, err=True)

@@ -140,7 +140,7 @@ def test_curves_as_a_table_and_as_a_figure(
         (("curves", "a run", "--output", "/proc/a"), "/proc/a: No such file"),
         (("submit", "/etc/hostname"), "/etc/hostname is not valid JSON: "),
         (("submit", "-", "--set", "seeds.a=1"), "seeds.a is not a valid path"),
-        (("submit", "-", "--set", "model.latent_dim=9"), "/spec/model/latent_dim: at most 5"),
+        (("submit", "-", "--set", "model.latent_dim=9"), "--set model.latent_dim: at most 5"),
         (("show", "no-such"), "you have no experiment no-such"),
         (("list", "--url", "lab:1"), "lab:1 is not a URL: start it with http:// or https://"),
         (("download", "a run", "weights"), "weights does not exist: the experiment has no files"),

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from mptlab.commands.completion import (
     sweeps_and_names,
 )
 from mptlab.commands.context import CommandContext
+from mptlab.experiments import Experiment
 from mptlab.paired import Paired
 from mptlab.progress import shown_progress, sparkline
 from mptlab.texts import Texts
@@ -84,7 +86,15 @@ def test_experiments_are_compared_and_drawn_side_by_side(
     assert mpt_here(environment, "plot", "small", "large", str(file))[0] == 0
     assert all(f">{name}, " in file.read_text() for name in ("small", "large"))
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, "plot", "small")
-    assert (code, "and an output file" in one_line(error)) == (2, True)
+    assert (code, "give an output file, too" in one_line(error)) == (2, True)
+
+
+def test_scores_of_texts_are_drawn_by_another_command(typed: Typed) -> None:
+    client: Any = Recording()
+    run = {**RUN, "spec": {"evaluate": {"texts": {"scores": ["pll"]}}}}
+    client.experiments = SimpleNamespace(get=lambda _: Experiment(client, run))
+    code, _, error = typed(client, "plot", ID, ID[::-1], "both.pdf")
+    assert (code, "mpt score FILE --model a,b --plot" in one_line(error)) == (2, True)
 
 
 def test_two_models_are_compared_text_by_text(typed: Typed, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mptlab import Client
 from mptlab.commands import own_data
+from mptlab.commands.context import CommandContext
 from tests.support.commands import mpt_here
 
 ROWS = np.random.default_rng(5).normal(size=(40, 4)).round(3)
@@ -228,6 +229,20 @@ def test_ids_of_rows_come_back(environment: dict[str, str], client: Client) -> N
     assert least["unusual_columns"][0].startswith("b +")
 
 
+def test_a_followed_sweep_names_the_command_that_uses_its_best_run(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savetxt("advised.csv", ROWS * 2, delimiter=",", header="a,b,c,d", comments="")
+    advice: list[str] = []
+    monkeypatch.setattr(CommandContext, "advise", lambda _, command: advice.append(command))
+    words = ("submit", "--data", "advised.csv", "--latent-dim", "1..2", *FIELDS, "--watch")
+    assert mpt_here(environment, *words)[0] == 0
+    command, _, _ = advice[-1].partition(",")
+    *before, best = command.split()
+    assert before == ["mpt", "submit", "--data", "NEW.csv", "--model"]
+    assert mpt_here(environment, "submit", "--data", "advised.csv", "--model", best)[0] == 0
+
+
 def test_a_sweep_as_a_model_names_its_best_runs(environment: dict[str, str]) -> None:
     np.savetxt("swept.csv", ROWS * 3, delimiter=",", header="a,b,c,d", comments="")
     fit = ("submit", "--data", "swept.csv", "--latent-dim", "1..2", *FIELDS, "--watch")
@@ -324,7 +339,7 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
         (["own.json", "--latent-dim", "2"], "options of --data are not for a spec"),
         (["--data", "own.csv", "--model", "vae"], "vae; or give ppca or factor_analysis"),
         (["--data", "a.xlsx", "--latent-dim", "2"], "is not a file of numbers: give one of .csv"),
-        (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "there is no file a.npy: an "),
+        (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "there is no file a.npy"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(

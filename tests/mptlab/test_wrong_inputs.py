@@ -73,6 +73,8 @@ def digits(environment: dict[str, str]) -> str:
         (["show", "digit"], "you have no experiment digit: did you mean digits?"),
         (["presets", "run", "tabel1"], "there is no preset tabel1: did you mean table1?"),
         (["reproduce", "fig9"], "there is no preset fig9"),
+        (["table", "digits"], "it is an experiment, mpt show digits shows it"),
+        (["extend", "digits", "--over", "data.n=5"], "it is an experiment, mpt show digits"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("digits")
@@ -88,6 +90,7 @@ def test_a_wrong_word(environment: dict[str, str], words: list[str], told: str) 
         (["score", "texts.txt", "--model", "bert"], "there is no file texts.txt"),
         (["submit", "--data", "a.csv", "--index", "id", "--latent-dim", "2"], "there is no file"),
         (["score", "a text", "--model", "./my-bert"], "there is no folder my-bert"),
+        (["plot", "x.pdf"], "give an experiment or a sweep: mpt plot mine x.pdf"),
     ],
 )
 def test_a_file_that_is_not_there(environment: dict[str, str], words: list[str], told: str) -> None:
@@ -140,7 +143,7 @@ def test_a_wrong_value_of_set(environment: dict[str, str], value: str, advice: s
     words = ("submit", "-", "--set", f"data.heldout={value}")
     code, shown, error = mpt_here(environment, *words, text=json.dumps(ppca_spec()))
     assert (code, shown, error.count("\n")) == (1, "", 1)
-    assert error.startswith("mpt: /spec/data/heldout: ")
+    assert error.startswith("mpt: --set data.heldout: ")
     assert advice in error
 
 
@@ -152,7 +155,7 @@ def test_a_range_of_latent_dimensions_that_does_not_fit(
     file.write_text("".join(f"{','.join(line)}\n" for line in lines))
     words = ("submit", "--data", str(file), "--latent-dim", "1..20")
     code, _, error = mpt_here(environment, *words)
-    told = "/grid/model.latent_dim: at most 9, fewer than the data's 10 dimensions, not 10 to 20"
+    told = "--latent-dim: at most 9, fewer than the data's 10 dimensions, not 10 to 20"
     assert code == 1
     assert error.splitlines()[-1] == f"mpt: {told}"
 
@@ -169,9 +172,9 @@ def test_a_field_without_the_part_that_has_it(environment: dict[str, str]) -> No
     told = "unknown field; allowed here: baseline, compute, data, evaluate, model, seeds, train; "
     told += "did you mean model.latent_dim?"
     over = mpt_here(environment, "sweep", "-", "--over", "latent_dim=2..5", text=text)
-    assert over == (1, "", f"mpt: /grid/latent_dim: {told}\n")
+    assert over == (1, "", f"mpt: --over latent_dim: {told}\n")
     set_ = mpt_here(environment, "submit", "-", "--set", "latent_dim=3", text=text)
-    assert set_ == (1, "", f"mpt: /spec/latent_dim: {told}\n")
+    assert set_ == (1, "", f"mpt: --set latent_dim: {told}\n")
 
 
 def test_a_run_that_no_worker_can_run(environment: dict[str, str], client: Client) -> None:

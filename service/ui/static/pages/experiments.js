@@ -122,7 +122,7 @@ function SweepRows({ sweep, isOpenable, columns, pointsPath, turn, selected, sel
     <th scope="row">
       ${isOpenable && html`<button type="button" class="opener muted" aria-label=${`Points of ${title}`} aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "▾" : "▸"}</button>`}
       <a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${title}</a>
-      <div class="small under-opener"><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
+      <div class=${isOpenable ? "small under-opener" : "small"}><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
     </th>
     <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
     ${before > 0 && html`<td class="wide" colspan=${before}></td>`}
