@@ -251,6 +251,8 @@ def login(
         name = client.me()["name"]
         store_login(client.url, key.strip())
         typer.echo(f"logged in as {name} at {client.url}; stored in {login_file()}")
+        context = CommandContext(client, as_json=False)
+        context.advise("mpt presets spec table1 > spec.json; mpt submit spec.json --watch")
 
 
 @app.command()
