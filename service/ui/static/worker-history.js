@@ -9,13 +9,14 @@ const HOURS = [1, 6, 24];
 const GIB = 2 ** 30;
 const UNITS = [["hours", 3_600_000], ["minutes", 60_000]];
 
-/** The charts, from the first sample on: before it the service or its workers were not there. */
-export function chartsOf({ at, stretch_s: stretch, items }) {
+/** The charts, from the first sample on: before it the service or its workers were not there. Each sample stands in the middle of its stretch; the last one is not over. */
+export function chartsOf({ at, stretch_s: stretch, items }, now = Date.now()) {
   const isKnown = (_, i) => items.some((one) => one.busy[i] !== null || one.memory_free[i] !== null);
   const first = Math.max(0, at.findIndex(isKnown));
-  const end = Date.parse(at[at.length - 1]) + 1000 * stretch;
-  const [unit, unitMs] = UNITS.find(([, size]) => end - Date.parse(at[first]) >= 2 * size) ?? UNITS.at(-1);
-  const x = at.slice(first).map((moment) => (Date.parse(moment) - end) / unitMs);
+  const begins = at.map((moment) => Date.parse(moment));
+  const end = Math.min(begins.at(-1) + 1000 * stretch, now);
+  const [unit, unitMs] = UNITS.find(([, size]) => end - begins[first] >= 2 * size) ?? UNITS.at(-1);
+  const x = begins.slice(first).map((begin) => ((begin + Math.min(begin + 1000 * stretch, end)) / 2 - end) / unitMs);
   const std_err = x.map(() => null);
   const of = (column, scale) =>
     items.map((one) => ({ label: one.id, x, std_err, value: one[column].slice(first).map((value) => (value === null ? null : value / scale)) }));

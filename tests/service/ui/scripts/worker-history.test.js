@@ -6,13 +6,13 @@ import { test } from "node:test";
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
 const { chartsOf } = await import("../../../../service/ui/static/worker-history.js");
 
-test("the charts begin at the first sample of any worker", () => {
+test("the charts begin at the first sample of any worker, and end now", () => {
   const at = ["2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z"];
   const items = [
     { id: "a", busy: [null, null, 1], memory_free: [null, null, null] },
     { id: "b", busy: [null, 0.5, null], memory_free: [null, 2 ** 30, 2 ** 31] },
   ];
-  const { busy, free } = chartsOf({ at, stretch_s: 3600, items });
-  assert.deepEqual(busy.map(({ x, value }) => [x, value]), [[[-2, -1], [null, 100]], [[-2, -1], [50, null]]]);
+  const { busy, free } = chartsOf({ at, stretch_s: 3600, items }, Date.parse("2026-01-01T02:30:00Z"));
+  assert.deepEqual(busy.map(({ x, value }) => [x, value]), [[[-60, -15], [null, 100]], [[-60, -15], [50, null]]]);
   assert.deepEqual(free[1].value, [1, 2]);
 });
