@@ -5,16 +5,23 @@ import { html } from "./vendor/preact-htm.js";
 import { number, withError } from "./format.js";
 import { aboutMean } from "./means.js";
 import { chosenOf } from "./metrics.js";
+import { metricName } from "./names.js";
 
 const TONES = { agree: "good-text", differ: "bad-text", unclear: "" };
 
 /** The rows of a summary that are results. */
 export const resultsOf = (summary) => (summary ?? []).filter(({ label }) => label !== null);
 
-const LABEL_CHARACTERS = 14;
+const LABEL_CHARACTERS = 18;
 
-/** The heading of a result in a table: its name if the heading is long, as "pll" for "Pseudo-log-likelihood". */
-export const shortLabel = ({ label, name }) => (label && label.length <= LABEL_CHARACTERS ? label : name);
+/** The heading of a result in a table: a shorter one if it is long, as "LML mpt" for "LML, trained by mpt", or "pll" for "Pseudo-log-likelihood". */
+export const shortLabel = ({ label, name, labels }) =>
+  [label, [metricName(name), labels?.objective].filter(Boolean).join(" ")].find((text) => text && text.length <= LABEL_CHARACTERS) ?? name;
+
+/** The value of a sweep's best point. */
+export function BestPoint({ of: { metric, label, value, std_err: error } }) {
+  return html`<span class="muted small">best ${shortLabel({ label, name: metric })}</span> <span class="number">${withError(value, error)}</span>`;
+}
 
 /** The value of an area beside its number of tokens: "= −1.868 per token × 512 tokens". */
 export const tokensText = ({ value, tokens }) =>

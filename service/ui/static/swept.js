@@ -27,11 +27,13 @@ export function axesOf(table) {
 /** The values of some fields in a row: "K = 3". */
 const choiceOf = (row, fields) => fields.map((field) => `${fieldSymbol(field)} = ${plain(row.fields[field] ?? null)}`).join(", ");
 
-/** The best row of a table, `{metric, label, row, at}`, with its fields in words; null if there is none. */
+/** The best row of a table and the smallest model as good, if it is another, `{metric, label, row, at, smallestAt}`, with their fields in words; null if there is none. */
 export function bestRow(table) {
   if (!table.best) return null;
+  const { fields, smallest } = table.best;
   const row = rowsOf(table)[table.best.row];
-  return { ...table.best, row, at: choiceOf(row, table.best.fields) };
+  const hasSmaller = smallest !== null && smallest !== table.best.row;
+  return { ...table.best, row, at: choiceOf(row, fields), smallestAt: hasSmaller ? choiceOf(rowsOf(table)[smallest], fields) : null };
 }
 
 /** The metric whose errors are drawn: for the held-out LML, whose points share their observations, the difference from the best. */

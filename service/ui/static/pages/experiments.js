@@ -9,7 +9,7 @@ import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
 import { metricName } from "../names.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery, withCode } from "../parts.js";
-import { resultsOf, shortLabel } from "../result.js";
+import { BestPoint, resultsOf, shortLabel } from "../result.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
 import { SortHeader } from "../sorting.js";
@@ -46,10 +46,6 @@ function FirstMetric({ experiment, columns }) {
   const isChosen = ({ name, label }) => columns.metrics.includes(name) || (columns.result && label !== null);
   const mean = experiment.summary.find(isChosen);
   return mean ? html`<div class="small only-small"><${Figure} mean=${mean} /></div>` : null;
-}
-
-function Best({ of: { metric, label, value, std_err: error } }) {
-  return html`<span class="muted small">best ${shortLabel({ label, name: metric })}</span> <span class="number">${withError(value, error)}</span>`;
 }
 
 const FIELD_CHARACTERS = 30;
@@ -126,7 +122,7 @@ function SweepRows({ sweep, isOpenable, columns, pointsPath, turn, selected, sel
     </th>
     <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
     ${before > 0 && html`<td class="wide" colspan=${before}></td>`}
-    ${columns.result && html`<td class="result-cell wide">${sweep.best && html`<${Best} of=${sweep.best} />`}</td>`}
+    ${columns.result && html`<td class="result-cell wide">${sweep.best && html`<${BestPoint} of=${sweep.best} />`}</td>`}
     ${columns.metrics.length > 0 && html`<td class="wide" colspan=${columns.metrics.length}></td>`}
     ${columns.owner && html`<td class="wide">${sweep.owner}</td>`}
     <td class="wide"><${When} at=${sweep.created_at} /></td>

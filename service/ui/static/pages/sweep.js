@@ -51,7 +51,11 @@ function Best({ sweep, table, best, onDone }) {
       <div class="muted small">Best ${best.label}</div>
       <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">nats</span></div>
       <div class="small">at ${best.at}</div>
-    </div></div>`}
+    </div>
+    ${best.smallestAt && html`<div class="figure">
+      <div class="muted small">Smallest model as good</div>
+      <div class="amount">${best.smallestAt}</div>
+    </div>`}</div>`}
     <ul class="list">${table.notes.map((note) => html`<li key=${note} class="small wrap">${note}</li>`)}</ul>
     ${table.extension && sweep.can.length > 0 && html`<${Extend} sweep=${sweep} grid=${table.extension} onDone=${onDone} />`}
   </section>`;

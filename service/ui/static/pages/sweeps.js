@@ -6,13 +6,16 @@ import { titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Empty, Loading, Problem, Status, Table, Tags, When, useQuery } from "../parts.js";
 import { Counts } from "../counts.js";
+import { fieldName } from "../names.js";
 import { useProjects } from "../projects.js";
+import { BestPoint } from "../result.js";
 
 const COLUMNS = [
   ["Name", "", (sweep) => html`<a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
     <div class="small"><${Tags} of=${sweep.tags} /></div>`],
   ["Points", "", (sweep) => html`<${Status} of=${sweep.status} /><${Counts} sweep=${sweep} />`],
-  ["Fields", "wide wrap", (sweep) => html`<span class="mono">${sweep.fields.join(", ")}</span>`],
+  ["Fields", "wide wrap", (sweep) => html`<span title=${sweep.fields.join(", ")}>${sweep.fields.map(fieldName).join(", ")}</span>`],
+  ["Best", "wide", ({ best }) => best && html`<${BestPoint} of=${best} />`],
   ["Created", "wide", (sweep) => html`<${When} at=${sweep.created_at} />`],
 ];
 
