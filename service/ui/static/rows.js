@@ -8,6 +8,7 @@ import { Problem, Scroll } from "./parts.js";
 import { SortHeader, useSorting } from "./sorting.js";
 
 const SHOWN = 20;
+const UNUSUAL = 0.05; // the p-value below which a run names columns
 const MAX_BYTES = 50_000_000; // of a file that a page reads
 const FAMILIES = ["ppca", "factor_analysis"];
 const MEASURES = ["seed", "values", "log_likelihood", "p_value", "unusual_columns"]; // the columns between `row` and these are ids
@@ -55,6 +56,7 @@ const WITH_MINUS = [/(^|\s)-(?=[\d.])/g, "$1−"];
 function Rows({ names, ids, records, hasSeeds }) {
   const [start, setStart] = useState(0);
   const cell = (record, name) => record[names.indexOf(name)];
+  const hasMissing = new Set(records.map((record) => cell(record, "values"))).size > 1;
   const value = (record, name) => (ids.includes(name) ? cell(record, name) : Number(cell(record, name)));
   const [sorted, headerOf] = useSorting(records, value, FIRST);
   const header = (name, title, more = {}) => {
@@ -70,7 +72,7 @@ function Rows({ names, ids, records, hasSeeds }) {
         ${header("p_value", "p-value", { number: true })}
         <th scope="col">Unusual columns</th>
         ${header("log_likelihood", "Log-likelihood", { number: true, wide: true })}
-        ${header("values", "Values", { number: true, wide: true })}
+        ${hasMissing && header("values", "Values", { number: true, wide: true })}
       </tr></thead>
       <tbody>${shown.map((record) => html`<tr key=${`${cell(record, "row")} ${cell(record, "seed")}`}>
         <td class="number">${cell(record, "row")}</td>
@@ -79,7 +81,7 @@ function Rows({ names, ids, records, hasSeeds }) {
         <td class="number">${number(value(record, "p_value"), 2)}</td>
         <td class="wrap">${(cell(record, "unusual_columns") ?? "").replace(...WITH_MINUS)}</td>
         <td class="number wide">${withError(value(record, "log_likelihood"))}</td>
-        <td class="number wide">${cell(record, "values")}</td>
+        ${hasMissing && html`<td class="number wide">${cell(record, "values")}</td>`}
       </tr>`)}</tbody>
     </table><//>
     <div class="row spread bar foot">
@@ -96,9 +98,11 @@ function Table({ id, seeds }) {
   const { data, error } = useLive(() => read(url), [url], () => true);
   if (error) return html`<${Problem} error=${error} />`;
   if (!data) return null;
+  const unusual = data.records?.filter((record) => record[data.names.indexOf("p_value")] < UNUSUAL).length;
   return html`<section class="card flush" aria-labelledby="rows">
     <div class="row spread bar"><h2 id="rows">Rows</h2><a class="button quiet" href=${url} download=${`${id}-rows.csv`}>CSV</a></div>
-    <p class="bar muted small">The least usual first. p-value: the share of the model's own rows that are at least as unlikely. Unusual columns: how many standard deviations a value is from what the others of its row predict, where the p-value is below 0.05 (<a href="/help/spec#parts">more</a>).</p>
+    ${data.records && html`<p class="bar"><strong>${unusual} of ${data.records.length}</strong> have a p-value below ${UNUSUAL}; by chance it would be about ${Math.round(UNUSUAL * data.records.length)}.</p>`}
+    <p class="bar muted small">The least usual first. p-value: the share of the model's own rows that are at least as unlikely. Unusual columns: how many standard deviations a value is from what the others of its row predict, where the p-value is below ${UNUSUAL} (<a href="/help/spec#parts">more</a>).</p>
     ${data.tooLong
       ? html`<p class="bar">The table is too long for this page: <code>mpt rows ${id}</code> shows its least usual rows.</p>`
       : html`<${Rows} ...${data} hasSeeds=${seeds.length > 1} />`}
