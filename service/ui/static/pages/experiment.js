@@ -77,6 +77,7 @@ function Facts({ experiment }) {
     ["Project", experiment.project],
     ["Visible to", readersOf(experiment)],
     ["Pinned", experiment.pinned && "yes"],
+    ["Model", experiment.spec.model.experiment && html`of <${Link} id=${experiment.spec.model.experiment} />`],
     ["Sweep", experiment.sweep && html`<a href=${`/sweeps/${experiment.sweep}`}>the sweep it is a point of</a>`],
     ["Retry of", experiment.retry_of && html`<${Link} id=${experiment.retry_of} />`],
     ["After", experiment.after.length > 0 && experiment.after.slice(0, MAX_LINKS).map((id) => html`<div key=${id}><${Link} id=${id} /></div>`)],
@@ -103,12 +104,9 @@ function Curves({ experiment, curves }) {
   });
 }
 
-function Downloads({ experiment, hasCurves }) {
+function Downloads({ experiment, artifacts, hasCurves }) {
   const { id, terminal } = experiment;
   const curves = `/v1/experiments/${id}/curves?max_points=${MAX_POINTS}`;
-  const path = `/v1/experiments/${id}/artifacts`;
-  const { data } = useLive(() => get(path), [path, experiment.last_seq], () => true);
-  const artifacts = data?.items ?? [];
   const files = [
     ...(hasCurves ? [
       ["Curves, CSV", `${curves}&format=csv`, `${id}-curves.csv`],
@@ -122,7 +120,6 @@ function Downloads({ experiment, hasCurves }) {
   return html`<section class="card">
     <h2>Download</h2>
     <ul class="list">${files.map(([text, href, name]) => html`<li class="wrap"><a href=${href} download=${name}>${text}</a></li>`)}</ul>
-    ${artifacts.filter((one) => one.media_type.startsWith("image/")).map((one) => html`<img class="picture" src=${one.url} alt=${one.name} loading="lazy" />`)}
   </section>`;
 }
 
@@ -134,14 +131,28 @@ function Spec({ experiment }) {
   </section>`;
 }
 
-function Results({ experiment, curves }) {
+/** What a model drew: samples and reconstructions. */
+function Pictures({ artifacts }) {
+  const pictures = artifacts.filter((one) => one.media_type.startsWith("image/"));
+  if (!pictures.length) return null;
+  return html`<section class="card">
+    <h2>Pictures</h2>
+    <div class="row">${pictures.map(({ name, url }) => html`<figure key=${name}>
+      <img class="picture" src=${url} alt=${name} loading="lazy" />
+      <figcaption class="small muted">${name.replace(/\.[^.]*$/, "").replace(/[-_]/g, " ")}</figcaption>
+    </figure>`)}</div>
+  </section>`;
+}
+
+function Results({ experiment, artifacts, curves }) {
   return html`<${Texts} experiment=${experiment} />
     <${UnusualRows} experiment=${experiment} />
     ${curves && !experiment.spec.evaluate?.texts && html`<${Curves} experiment=${experiment} curves=${curves} />`}
     ${experiment.metrics.length > 0 && html`<section class="card flush">
       <h2>Metrics</h2>
       <${Scroll} label="Metrics"><${MetricTable} experiment=${experiment} /><//>
-    </section>`}`;
+    </section>`}
+    <${Pictures} artifacts=${artifacts} />`;
 }
 
 /** A run that ended early and without any result begins with what happened. */
@@ -161,9 +172,11 @@ export default function Experiment({ me, may }) {
   const one = useLive(() => get(`/v1/experiments/${id}`), [id], (data) => data.terminal);
   const reader = useMemo(() => curvesOf(id), [id]);
   const curves = useLive(reader, [reader], (data) => !data.partial);
+  const files = useLive(() => get(`/v1/experiments/${id}/artifacts`), [id, one.data?.last_seq], () => true);
   if (one.error) return html`<${Missing} error=${one.error} />`;
   if (!one.data) return html`<${Loading} />`;
   const experiment = one.data;
+  const artifacts = files.data?.items ?? [];
   document.title = `${titleOf(experiment)} · MPT Lab`;
   const tabs = tabsOf(experiment, curves.data);
   const mayHaveMoreMasks = experiment.status === "succeeded" && may("submit") && canHaveMoreMasks(experiment.spec);
@@ -186,12 +199,12 @@ export default function Experiment({ me, may }) {
     <div class=${`columns three${experiment.terminal ? " ended" : ""}`}>
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main"><${Tabs} label="Parts of the experiment" tabs=${tabs}>${(tab) => ({
-        results: () => html`<${Results} experiment=${experiment} curves=${curves.data} />`,
+        results: () => html`<${Results} experiment=${experiment} artifacts=${artifacts} curves=${curves.data} />`,
         spec: () => html`<${Spec} experiment=${experiment} />`,
         where: () => html`<${Attempts} experiment=${experiment} />`,
         history: () => html`<${History} id=${id} />`,
       })[tab]()}<//></div>
-      <div class="last"><${Downloads} experiment=${experiment} hasCurves=${curves.data?.series.length > 0} /></div>
+      <div class="last"><${Downloads} experiment=${experiment} artifacts=${artifacts} hasCurves=${curves.data?.series.length > 0} /></div>
     </div>
   </div>`;
 }
