@@ -47,7 +47,7 @@ export function Estimate({ validation, count = 1, lacks = "The estimate follows 
     ["Time", runtime ? expected(runtime) : "not known yet"],
     ["Memory", bytes(memory)],
     ["Masks", masks === null ? null : number(masks)],
-    ["Before it", position || null],
+    ["Before it", (position > 0 && !reason?.endsWith("before it") && position) || null],
     ["Queue", reason],
     ["May start", start && dateTime(start)],
   ];

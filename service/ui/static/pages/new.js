@@ -192,7 +192,7 @@ export default function New({ me, may }) {
     return html`<div class="card empty"><h1>You may only look</h1><p>Your key does not let you submit: ask an admin for one that does.</p></div>`;
   }
   return html`<div class="stack">
-    <h1>New experiment</h1>
+    <h1>${data?.begun.fitted ? `Score rows with ${data.begun.fitted.title}` : "New experiment"}</h1>
     <${Problem} error=${error} />
     ${data && html`<${Tabs} label="Ways to begin" tabs=${WAYS}>${(way) => html`<${Form} ...${data} way=${way} me=${me} />`}<//>`}
     ${!data && !error && html`<${Loading} />`}
