@@ -252,6 +252,7 @@ def login(
         store_login(client.url, key.strip())
         typer.echo(f"logged in as {name} at {client.url}; stored in {login_file()}")
         context = CommandContext(client, as_json=False)
+        context.advise("mpt submit --data FILE.csv --watch, with --index COLUMN for its ids")
         context.advise("mpt presets spec table1 > spec.json; mpt submit spec.json --watch")
 
 
