@@ -36,6 +36,10 @@ SAME_ROWS = (
 STANDARDIZED = "All results are of standardized values."
 
 
+MAX_ALIKE = 4
+"""Maximum number of choices that a sentence lists."""
+
+
 class Best(NamedTuple):
     """The metric that decides, the index of its best row, and of the rows that its error does not
     tell from the best."""
@@ -163,7 +167,10 @@ def _sentences(
     alike = dict.fromkeys(_choice(rows[i], fields) for i in best.alike)
     alike.pop(chosen, None)
     if alike:
-        text += f"; within two standard errors: {'; '.join(alike)}"
+        shown = [*alike][:MAX_ALIKE]
+        more = len(alike) - len(shown)
+        text += f"; within two standard errors: {'; '.join(shown)}"
+        text += f"; and {more} more" if more else ""
     sentences = [text]
     if smallest is not None:
         words = _choice(rows[smallest], fields)

@@ -106,7 +106,7 @@ function usePoints(sweep, path, isOpen, turn) {
 }
 
 /** A sweep is one line with its best result, which opens to the points that were run for it. */
-function SweepRows({ sweep, isOpenable, columns, pointsPath, turn, selected, select }) {
+function SweepRows({ sweep, isOpenable, at, columns, pointsPath, turn, selected, select }) {
   const [open, setOpen] = useState(false);
   const points = usePoints(sweep, pointsPath, open, turn);
   const title = titleOf(sweep);
@@ -125,7 +125,7 @@ function SweepRows({ sweep, isOpenable, columns, pointsPath, turn, selected, sel
     ${columns.result && html`<td class="result-cell wide">${sweep.best && html`<${BestPoint} of=${sweep.best} />`}</td>`}
     ${columns.metrics.length > 0 && html`<td class="wide" colspan=${columns.metrics.length}></td>`}
     ${columns.owner && html`<td class="wide">${sweep.owner}</td>`}
-    <td class="wide"><${When} at=${sweep.created_at} /></td>
+    <td class="wide"><${When} at=${at} /></td>
   </tr>
   ${points?.map((one) => html`<${Row} key=${one.id} experiment=${one} sweep=${sweep} columns=${columns} selected=${selected} select=${select} />`)}
   ${points?.length === MAX_POINTS && html`<tr class="point"><td /><td colspan="12" class="small">The first ${MAX_POINTS}: <a href=${`/sweeps/${sweep.id}`}>all points</a></td></tr>`}`;
@@ -154,7 +154,7 @@ function Rows({ items, sweeps, columns, selected, select, order, onOrder, points
       </tr></thead>
       <tbody>
         ${items.map((one) => sweeps.has(one.sweep)
-          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} isOpenable=${"status" in one} columns=${columns} pointsPath=${pointsPath} turn=${turn} selected=${selected} select=${select} />`
+          ? html`<${SweepRows} key=${one.sweep} sweep=${sweeps.get(one.sweep)} isOpenable=${"status" in one} at=${one.created_at} columns=${columns} pointsPath=${pointsPath} turn=${turn} selected=${selected} select=${select} />`
           : html`<${Row} key=${one.id} experiment=${one} columns=${columns} selected=${selected} select=${select} />`)}
       </tbody>
     </table>
