@@ -17,7 +17,11 @@ def comparison(experiments: Sequence[Json]) -> list[Json]:
     metrics = [summary(experiment["summary"]) for experiment in experiments]
     names = _union(metrics)
     return [
-        {"id": experiment["id"], "name": experiment["name"], "status": experiment["status"]}
+        {
+            "id": experiment["id"],
+            "name": experiment["name"] or experiment["title"],
+            "status": experiment["status"],
+        }
         | {path: values[i] for path, values in columns.items()}
         | {name: metrics[i].get(name) for name in names}
         for i, experiment in enumerate(experiments)

@@ -186,7 +186,7 @@ class CommandContext:
         """Raises Refused with the command for a sweep or a preset of this name, or with the most
         similar name of an experiment."""
         if self._sweep_id(typed, newest=True):
-            advice = f": it is a sweep, mpt table {typed} --csv - has the ids of its runs"
+            advice = f": it is a sweep; mpt table {typed} shows the ids of its runs"
         elif any(preset["name"] == typed for preset in self.client.presets()):
             advice = f": it is a preset, mpt reproduce {typed} runs it and draws its figures"
         else:

@@ -1,6 +1,7 @@
 """Commands that show experiments and their results."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -22,6 +23,7 @@ from mptlab.commands.context import (
     moment,
     order_by,
     print_side_by_side,
+    short_ids,
     warn,
     with_context,
     write_csv,
@@ -92,10 +94,15 @@ def list_experiments(
         rows = [_line(run) for run in islice(context.client.experiments(**pages), limit)]
     else:
         pairs = islice(context.client.folded(**pages), limit)
-        rows = [_sweep_line(sweep) if sweep else _line(run) for run, sweep in pairs]
+        rows = [_sweep_line(sweep, run) if sweep else _line(run) for run, sweep in pairs]
     whose = ["owner"] * (lab or projects) + ["project"] * projects
     columns = ("id", "name", "status", *whose, "result", "created")
-    context.show([row | {"created": moment(row)} for row in rows], *columns)
+    ids = short_ids([{"experiment_id": row["id"]} for row in rows])
+    if not sys.stdout.isatty():  # a program
+        ids = [{}] * len(rows)
+    context.show(
+        [row | {"created": moment(row)} | id for row, id in zip(rows, ids, strict=True)], *columns
+    )
 
 
 def _line(run: Json) -> Json:
@@ -103,13 +110,16 @@ def _line(run: Json) -> Json:
     return {**run, "name": run["title"], "result": _result(run)}
 
 
-def _sweep_line(sweep: Json) -> Json:
-    """Return the columns of a sweep in a list."""
+def _sweep_line(sweep: Json, newest: Json) -> Json:
+    """Return the columns of a sweep in a list, with the time of its newest point, if it has one of
+    its own."""
     counts = ", ".join(f"{count} {status}" for status, count in sweep["counts"].items() if count)
-    points = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
+    result = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
     if best := sweep["best"]:
-        points = f"best {best['metric']} {with_error(best['value'], best['std_err'])} of {points}"
-    return {**sweep, "status": counts, "result": points}
+        value = with_error(best["value"], best["std_err"])
+        result = f"best {best['label']} {value} of {sweep['points']} points"
+    created = newest.get("created_at", sweep["created_at"])
+    return {**sweep, "status": counts, "result": result, "created_at": created}
 
 
 @app.command()

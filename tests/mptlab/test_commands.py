@@ -30,7 +30,7 @@ NEWER = {**OLDER, "id": "e" * 32, "created_at": "2026-01-02T03:05:05Z"}
     [
         ("show", "mimes", "no experiment mimes"),
         ("show", "table1", "it is a preset, mpt reproduce table1"),
-        ("show", "mine", "it is a sweep, mpt table mine"),
+        ("show", "mine", "it is a sweep; mpt table mine"),
         ("table", "mime", "no sweep mime: did you mean mine"),
     ],
 )

@@ -12,7 +12,7 @@ def mean(value: float | None, std_err: float | None, title: str = "mpt") -> dict
 
 
 def test_only_different_fields_are_compared() -> None:
-    one = {"id": "a", "name": None, "status": "succeeded", "summary": [mean(-1.0, 0.0)]}
+    one = {"id": "a", "name": "own", "status": "succeeded", "summary": [mean(-1.0, 0.0)]}
     rows = comparison(
         [
             {**one, "spec": {"data": {"n": 1, "source": "x"}, "seeds": [1]}},
@@ -26,7 +26,7 @@ def test_only_different_fields_are_compared() -> None:
 
 def test_a_field_that_some_lack_is_shown_as_different() -> None:
     """It also differs from a field that is null; a single experiment differs in nothing."""
-    one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "summary": []}
+    one: dict[str, Any] = {"id": "a", "name": "own", "status": "queued", "summary": []}
     both = [{**one, "spec": {"n": 1, "seed": None}}, {**one, "spec": {"n": 1}}]
     for documents in (both, both[::-1]):
         rows = comparison(documents)
@@ -35,7 +35,7 @@ def test_a_field_that_some_lack_is_shown_as_different() -> None:
 
 
 def test_objects_that_some_lack_show_the_fields_that_differ() -> None:
-    one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "summary": []}
+    one: dict[str, Any] = {"id": "a", "name": "own", "status": "queued", "summary": []}
 
     def cells(*architectures: Any) -> list[Any]:
         specs = [{"model": {"architecture": value}} for value in architectures]
