@@ -20,8 +20,8 @@ const isTable = ({ name }) => ["csv", "tsv", "parquet"].includes(endingOf(name))
 /** The name of a file without its ending. */
 export const stemOf = (name) => name.replace(/\.[^.]*$/, "");
 
-/** A message without the flags of the command line: the page has fields for them. */
-const withoutFlags = ({ message }) => new Error(message.replace(/ \(--[^)]*\)/g, ""));
+/** An error without the flags of the command line in its message: the page has fields for them. */
+const withoutFlags = (error) => Object.assign(error, { message: error.message.replace(/ \(--[^)]*\)/g, "") });
 
 /** Why a file is not of these kinds, and what helps; null if it is. */
 export function whyNot(name, kinds) {

@@ -69,6 +69,9 @@ def test_a_member_makes_a_key_an_hour_after_the_sign_in(
     expect(page).to_have_url(f"{service.url}/lab")
     me = httpx.get(f"{service.url}/v1/me", headers=bearer(key), trust_env=False)
     assert me.json()["name"] == "ann"
+    page.get_by_role("button", name="Make a key").click()
+    expect(page.get_by_role("status").locator("code.wrap").last).not_to_have_text(key)
+    expect(page.locator("#key-days")).to_have_value("30")  # for one more key
     page.get_by_role("button", name="Sign out").click()
     signed_out = page.get_by_text("You are signed out here")
     expect(signed_out).to_contain_text("You are still signed in at 127.0.0.1")

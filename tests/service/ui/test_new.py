@@ -51,8 +51,13 @@ def test_a_table_is_read_again_as_its_options_say(page: Page, lab: BrowsedLab) -
     page.get_by_label("Leave out columns that are not numbers").check()
     again.click()
     expect(page.get_by_role("alert")).to_contain_text("may be the names of the columns or data")
-    page.get_by_role("group", name="Columns of ids").get_by_label("id", exact=True).check()
     page.get_by_label("First line", exact=True).select_option("yes")
+    page.get_by_label("Leave out columns that are not numbers").uncheck()
+    again.click()  # the page has fields for the flags that the message names
+    cure = "as ids, or leave out all that are not numbers"
+    expect(page.get_by_role("alert")).to_contain_text(cure)
+    page.get_by_label("Leave out columns that are not numbers").check()
+    page.get_by_role("group", name="Columns of ids").get_by_label("id", exact=True).check()
     again.click()
     summary = "e.csv: 7 rows × 3 columns; header: first line; ids: id; left out: note."
     expect(page.get_by_text(summary)).to_be_visible()
