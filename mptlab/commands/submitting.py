@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -253,9 +252,8 @@ def _follow_sweep(
     context.advise(f"mpt plot {sweep.id} FILE.pdf")
     if table["best"] and ended["spec"]["data"].get("source") == "upload":
         best = run_of(table, table["best"]["row"])
-        ids = context.client.dataset(ended["spec"]["data"]["dataset"])["ids"]
-        index = f" --index {quote(','.join(ids))}" if ids else ""
-        context.advise(f"mpt submit --data NEW.csv{index} --model {best}, which scores other rows")
+        scores = f"mpt submit --data NEW.csv --model {best}"
+        context.advise(f"{scores}, with --index as before, which scores other rows")
     exit_unless_succeeded([ended])
 
 
