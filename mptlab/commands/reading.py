@@ -97,12 +97,13 @@ def list_experiments(
         rows = [_sweep_line(sweep, run) if sweep else _line(run) for run, sweep in pairs]
     whose = ["owner"] * (lab or projects) + ["project"] * projects
     columns = ("id", "name", "status", *whose, "result", "created")
-    ids = short_ids([{"experiment_id": row["id"]} for row in rows])
-    if not sys.stdout.isatty():  # a program
-        ids = [{}] * len(rows)
-    context.show(
-        [row | {"created": moment(row)} | id for row, id in zip(rows, ids, strict=True)], *columns
-    )
+    shown = [row | {"created": moment(row)} for row in rows]
+    if sys.stdout.isatty():  # a program gets whole ids
+        for row, short_id in zip(
+            shown, short_ids([{"experiment_id": row["id"]} for row in rows]), strict=True
+        ):
+            row.update(short_id)
+    context.show(shown, *columns)
 
 
 def _line(run: Json) -> Json:
