@@ -66,7 +66,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": TINY,
         "data": TEXTS,
         "train": {
-            "steps": 1000,
+            "steps": 3000,
             "batch_size": 8,
             "masks": {"schedule": "uniform"},
             "evaluate_every": 50,
