@@ -43,6 +43,8 @@ SHORT_ID, WHOLE_LENGTH = 12, 32
 MAX_NAME = 200
 MAX_CANDIDATES = 5
 MAX_SWEEPS = 200
+MAX_IN_CELL = 12
+"""Number of the values of a list that a table shows."""
 
 Url = Annotated[str | None, typer.Option("--url", help="URL of the service", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
@@ -165,11 +167,13 @@ class CommandContext:
         return experiment_id
 
     def ids_named(self, typed: str, most: int) -> list[str]:
-        """Return the ids of the newest experiments of this name, the newest first, or what `id`
-        returns if there are not several."""
+        """Return the ids of the newest experiments of this name, the newest first, or of the points
+        of a sweep, or what `id` returns if there are not several."""
         if not _is_searched(typed):
             return [typed]
         ids = [experiment["id"] for experiment in self._named(typed, most)]
+        if not ids and (sweep := self.sweep_or_none(typed)):
+            ids = [point["experiment_id"] for point in sweep.table()][:most]
         return ids if len(ids) > 1 else [self.id(typed)]
 
     def _named(self, typed: str, most: int) -> list[Json]:
@@ -365,7 +369,8 @@ def cell(value: Any) -> str:
         case float():
             return f"{value:.7g}"
         case list():
-            return ",".join(map(cell, value))
+            more = [f"… ({len(value)} values)"] if len(value) > MAX_IN_CELL else []
+            return ",".join([*map(cell, value[:MAX_IN_CELL]), *more])
         case dict():
             return " ".join(f"{key}={cell(part)}" for key, part in value.items())
     return str(value)

@@ -97,6 +97,8 @@ def rows(
         least if context.as_json else [few_digits(_with_text(row)) for row in least], *columns
     )
     if not context.as_json:
+        if len(least) < len(scored):
+            typer.echo(f"{len(least)} of {len(scored)} rows; --top prints more")
         rare = 1 / len(scored)
         typer.echo(f"p value: {P_VALUE}; of {len(scored)} usual rows one is below {rare:.2g}")
         typer.echo(f"unusual columns: {UNUSUAL_COLUMNS}")
@@ -208,7 +210,9 @@ def score(
         by_model.append(scored)
     if len(models) == 2:
         first, second = by_model
-        paired = Paired((first, second), (models[0], models[1]), scores[0])
+        short = [Path(one).name for one in models]
+        label, other = short if short[0] != short[1] else models
+        paired = Paired((first, second), (label, other), scores[0])
         return _show_paired(context, paired, csv_, plot)
     if csv_ is not None:
         write_csv(csv_, scored.by_column())

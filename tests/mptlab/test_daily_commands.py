@@ -21,7 +21,7 @@ from mptlab.commands.completion import (
     spec_fields,
     sweeps_and_names,
 )
-from mptlab.commands.context import CommandContext
+from mptlab.commands.context import CommandContext, cell
 from mptlab.experiments import Experiment
 from mptlab.paired import Paired
 from mptlab.progress import shown_progress, sparkline
@@ -87,6 +87,19 @@ def test_experiments_are_compared_and_drawn_side_by_side(
     assert all(f">{name}, " in file.read_text() for name in ("small", "large"))
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, "plot", "small")
     assert (code, "give an output file, too" in one_line(error)) == (2, True)
+
+
+def test_the_points_of_a_sweep_are_compared(environment: dict[str, str], client: Client) -> None:
+    sweep = client.sweep(ppca_spec(), {"evaluate.masks.per_size": [2, 3]}, name="both sizes")
+    sweep.wait()
+    points = [row["experiment_id"] for row in sweep.table()]
+    code, shown, _ = mpt_here(environment, "compare", "both sizes", "--json")
+    assert (code, [row["id"] for row in json.loads(shown)]) == (0, points)
+
+
+def test_a_long_list_is_cut_in_a_table() -> None:
+    assert cell([*range(40)]) == "0,1,2,3,4,5,6,7,8,9,10,11,… (40 values)"
+    assert cell(["a", "b"]) == "a,b"
 
 
 def test_scores_of_texts_are_drawn_by_another_command(typed: Typed) -> None:

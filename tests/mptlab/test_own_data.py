@@ -190,6 +190,8 @@ def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: C
     assert json.loads(rows) == least[:3]
     code, shown, _ = mpt_here(environment, "rows", scored["id"])
     assert "of 9 usual rows one is below 0.11" in shown
+    assert "of 9 rows;" not in shown
+    assert "2 of 9 rows; " in mpt_here(environment, "rows", scored["id"], "--top", "2")[1]
     code, text, _ = mpt_here(environment, "rows", scored["id"], "--csv", "-")
     assert [line.split(",")[0] for line in text.splitlines()] == ["row", *map(str, range(9))]
     code, _, error = mpt_here(environment, "rows", "fitted")
