@@ -19,7 +19,7 @@ from service.accounts.sign_in_routes import SIGN_IN_PAGE
 from service.experiments.filters.fields import FAMILIES
 from service.refusals import ApiError
 from service.ui.help import documents, search_index
-from service.ui.help_search import search
+from service.ui.help_search import MAX_RESULTS, search
 from service.vocabulary import Status
 from service.web.files import RangedFile
 from service.web.headers import PAGE, PAGE_FILE
@@ -175,7 +175,7 @@ def help_page(request: Request) -> HTMLResponse:
     return _framed(
         request, "help.html", name="help", title=f"Search: {query}" if query else document.title,
         document=document, documents=documents(), query=query,
-        results=search(search_index(), query) if query else [],
+        results=search(search_index(), query) if query else [], most=MAX_RESULTS,
     )  # fmt: skip
 
 

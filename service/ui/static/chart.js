@@ -40,8 +40,9 @@ const lookOf = ({ colour, dash }, index) => {
 };
 const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--muted") : colourOf(colour), dash: [6, 4], border: "dashed" });
 
+const hasBands = (series) => series.filter(({ faint }) => !faint).length <= MAX_BANDS;
+
 function seriesOf({ series, lines, xLabel }) {
-  const hasBands = series.filter(({ faint }) => !faint).length <= MAX_BANDS;
   const curves = series.flatMap((one, index) => {
     const { label, x, dots = false, area = false, faint = false } = one;
     const look = lookOf(one, index);
@@ -51,7 +52,7 @@ function seriesOf({ series, lines, xLabel }) {
     const paths = dots ? { paths: () => null } : {};
     const fill = area ? { fill: `${look.stroke}1f`, fillTo: 0 } : {};
     const weight = faint ? { class: "u-hidden", stroke: `${look.stroke}${FAINT}`, width: 1 } : { width: 1.5 };
-    return [...bandSeries(look.stroke, hasBands && !dots && !faint), { label, ...look, ...paths, ...fill, ...weight, value, points }];
+    return [...bandSeries(look.stroke, hasBands(series) && !dots && !faint), { label, ...look, ...paths, ...fill, ...weight, value, points }];
   });
   const levels = lines.map((line) => ({
     label: line.label,
@@ -203,6 +204,10 @@ function drawingOf(title, { series, lines, xLabel, yLabel }, plot) {
   return { title, xLabel, yLabel, token, curves: seen.map(({ stroke, ...one }) => ({ ...one, colour: stroke })) };
 }
 
+/** Whether a curve has points without a band beside others with one. */
+export const hasGaps = ({ value, std_err: errors, dots, faint }) =>
+  !dots && !faint && errors.some((one) => one !== null) && value.some((one, i) => one !== null && errors[i] === null);
+
 export const isPositive = (values) => values.every((value) => value === null || value > 0);
 
 /** What the chart says to those who do not see it. */
@@ -234,7 +239,8 @@ export function Chart({ title, note, series: given, lines = [], xLabel, yLabel, 
   const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, toZero, yMax, far };
   const [place, plot] = usePlot(shown);
   const hidden = outside.length > 0 && `Far outside, not shown: ${outside.map(({ label }) => label).join("; ")}. “Whole” shows all.`;
-  const notes = [(isShaded || !hasArea) && note, hidden].filter(Boolean).join(" ");
+  const gaps = hasBands(series) && series.some(hasGaps) && "Where there is no band, the error is not known.";
+  const notes = [(isShaded || !hasArea) && note, gaps, hidden].filter(Boolean).join(" ");
   function showAll() {
     setWhole(true);
     plot.current.setData(plot.current.data, true);

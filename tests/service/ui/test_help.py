@@ -100,6 +100,9 @@ def test_a_search_shows_the_words_where_they_are(api: TestClient) -> None:
     """In any order, in small or capital letters; without a result it says so."""
     page = api.get("/help", params={"q": "models_dir mpt"}).text
     assert "<mark>" in page
+    shown = re.search(r"<h1>(\d+) sections? with “models_dir mpt”", page)
+    assert shown
+    assert int(shown[1]) == len(re.findall("<mark>.*</p>", page))
     assert "/help/settings" in linked(page)
     assert not re.search(r"<script|<style", page)
     assert "Nothing found for “qwertz”" in api.get("/help", params={"q": "qwertz"}).text

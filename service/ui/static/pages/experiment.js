@@ -93,15 +93,16 @@ function Curves({ experiment, curves }) {
   if (!charts.length) {
     return experiment.terminal ? null : html`<div class="card empty"><p>Curves appear here as soon as there are points.</p></div>`;
   }
-  return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
+  const alone = charts.length < 3 ? charts.length : charts.length % 2; // of more, two stand side by side
+  return html`<div class="halves">${charts.map(({ key, about: [title, xLabel, yLabel], name, series }, i) => {
     const csv = `/v1/experiments/${experiment.id}/curves/${name}?format=csv&max_points=${MAX_POINTS}`;
     const hasSum = name === "score" && experiment.metrics.some((one) => one.name === "mpt");
     const note = hasSum && "The shaded area is the MPT score, an estimate of the LML.";
-    return html`<${Chart} key=${key} title=${title} note=${note} series=${series} xLabel=${xLabel} yLabel=${yLabel}
+    return html`<div key=${key} class=${i < alone ? "across" : ""}><${Chart} title=${title} note=${note} series=${series} xLabel=${xLabel} yLabel=${yLabel}
       lines=${colouredAlike(levelsOf(name, experiment.summary), series)}>
       <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
-    <//>`;
-  });
+    <//></div>`;
+  })}</div>`;
 }
 
 function Downloads({ experiment, artifacts, hasCurves }) {

@@ -7,7 +7,7 @@ import { Filters, RESULT, chosenColumns, isField, resultNames } from "../filters
 import { cut, labelText, leaves, pointTitle, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
-import { metricName } from "../names.js";
+import { fieldName, metricName } from "../names.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery, withCode } from "../parts.js";
 import { BestPoint, resultsOf, shortLabel } from "../result.js";
 import { SavedViews } from "../saved.js";
@@ -118,7 +118,7 @@ function SweepRows({ sweep, isOpenable, at, columns, pointsPath, turn, selected,
     <th scope="row">
       ${isOpenable && html`<button type="button" class="opener muted" aria-label=${`Points of ${title}`} aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "▾" : "▸"}</button>`}
       <a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${title}</a>
-      <div class=${isOpenable ? "small under-opener" : "small"}><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map((path) => path.split(".").pop()).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
+      <div class=${isOpenable ? "small under-opener" : "small"}><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map(fieldName).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
     </th>
     <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
     ${before > 0 && html`<td class="wide" colspan=${before}></td>`}

@@ -44,6 +44,7 @@ function useCheck(way, values) {
       try {
         const request = requestOf(way, values);
         const asked = request && { ...request.checked, ...besideOf(values, way) };
+        if (request && current) setCheck((before) => ({ ...before, isAsked: true }));
         set(request ? { request, validation: await post("/v1/experiments:validate", asked) } : {});
       } catch (error) {
         set({ error });
@@ -173,7 +174,7 @@ function Form({ way, presets, parts, checkpoints, datasets, begun, me }) {
             ${check.error instanceof Away && html`<p class="muted">The service does not answer now.</p>`}
           </div>
         </div>
-        <${Estimate} validation=${check.validation} count=${count} lacks=${check.error ? undefined : values[way]?.fitted ? "Choose a file." : LACKS[way]} />
+        <${Estimate} validation=${check.validation} count=${count} lacks=${check.isAsked ? "Checking…" : check.error ? undefined : values[way]?.fitted ? "Choose a file." : LACKS[way]} />
       </div>
     </form>`;
 }

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bandSeries, endsOf } from "../../../../service/ui/static/bands.js";
-import { farCurves, isFlat, isPositive, move, optionsOf, summaryOf, widthOf } from "../../../../service/ui/static/chart.js";
+import { farCurves, hasGaps, isFlat, isPositive, move, optionsOf, summaryOf, widthOf } from "../../../../service/ui/static/chart.js";
 import { bandsOf, pathOf, thumbnailOf } from "../../../../service/ui/static/drawing.js";
 import { apart, axisOf } from "../../../../service/ui/static/parallel.js";
 
@@ -13,6 +13,13 @@ globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => ` ${name} ` }
 const one = (label, more = {}) => ({ label, x: [1, 2], value: [1, 2], std_err: [0.1, 0.2], ...more });
 const options = (more = {}) => optionsOf({ series: [one("a")], lines: [], xLabel: "m", yLabel: "nats", logX: false, logY: false, ...more }, 500);
 const distributions = (more) => Object.values(options(more).scales).map(({ distr }) => distr);
+
+test("a curve has gaps where only some of its points have errors", () => {
+  assert.equal(hasGaps(one("a", { std_err: [null, 0.1] })), true);
+  assert.equal(hasGaps(one("a", { std_err: [0.1, 0.1] })), false);
+  assert.equal(hasGaps(one("a", { std_err: [null, null] })), false);
+  assert.equal(hasGaps(one("a", { value: [null, 1], std_err: [null, 0.1] })), false);
+});
 
 test("each axis is logarithmic where that is asked for it", () => {
   assert.deepEqual(distributions(), [1, 1]);
