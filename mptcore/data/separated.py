@@ -20,6 +20,7 @@ from mptcore.data.table_columns import (
     Table,
     add_nameless,
     add_numbers,
+    are_ids,
     existing_columns,
     is_numeric,
     refuse_duplicates,
@@ -288,6 +289,10 @@ def _add_cells(
     is_missing = compute.is_in(text, value_set=_missing_cells())
     is_good = compute.or_(is_missing, compute.match_substring_regex(text, number))
     bad = np.flatnonzero(~is_good.to_numpy(zero_copy_only=False))
+    is_named = file.header and name not in file.nameless
+    if len(bad) == len(cells) and is_named and are_ids(text, file.options):
+        columns.ids[name] = cells
+        return None
     if len(bad):
         cell = str(cells[int(bad[0])])[:40]
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""

@@ -25,6 +25,8 @@ SAVED_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
 INDEX = "index"
 """Name of the ids from a column without a name."""
 ROUNDED = "whole numbers beyond 2^53 are rounded to float64"
+NAME_OF_ROW = r"^(\p{L}|\d{4}-\d\d-\d\d)"
+"""A pattern of ids: a word or a date, not a number with a unit."""
 WHOLE = re.compile(r"\s*[+-]?\d{1,400}\s*")
 LEAVE_OUT = (
     "A missing value is an empty cell or NA. Keep columns that identify the rows as ids "
@@ -116,6 +118,17 @@ def _check_ids(name: str, cells: Any) -> None:
         limits = f"at most {MAX_ID_BYTES} bytes each and {MAX_IDS_BYTES >> 20} MiB in all"
         advice = "leave the column out (--drop-non-numeric), or write the table without its index"
         raise UnreadableError(f"column {name}: ids take {limits}: {advice}")
+
+
+def are_ids(cells: Any, options: TableOptions) -> bool:
+    """Return whether a column of text identifies the rows: each has another word or date. Only
+    where the options neither name ids nor leave such columns out."""
+    from pyarrow import compute
+
+    if options.index or options.drop_non_numeric or len(cells) < 2:
+        return False
+    are_names = compute.match_substring_regex(cells.fill_null(""), NAME_OF_ROW)
+    return bool(compute.all(are_names).as_py()) and len(cells.unique()) == len(cells)
 
 
 def _on_one_line(cells: Any) -> Any:

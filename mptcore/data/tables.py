@@ -12,6 +12,7 @@ from mptcore.data.table_columns import (
     Table,
     add_nameless,
     add_numbers,
+    are_ids,
     existing_columns,
     is_numeric,
     refuse_duplicates,
@@ -37,7 +38,7 @@ def read_table(path: Path, options: TableOptions) -> Table:
 
 
 def _read_parquet(path: Path, options: TableOptions) -> Table:
-    from pyarrow import parquet
+    from pyarrow import parquet, types
 
     file = parquet.ParquetFile(path)
     schema = file.schema_arrow
@@ -52,6 +53,10 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
             continue
         if is_numeric(place.type) or place.name in nameless:
             kept.append(place.name)
+            continue
+        is_text = types.is_string(place.type) or types.is_large_string(place.type)
+        if is_text and are_ids(file.read(columns=[place.name]).column(0), options):
+            ids.append(place.name)
             continue
         first = next(file.iter_batches(1, columns=[place.name]), None)
         cell = "" if first is None or not len(first) else str(first.column(0)[0])

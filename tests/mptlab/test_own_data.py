@@ -318,10 +318,15 @@ def test_missing_values_are_counted(environment: dict[str, str], client: Client)
 
 def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     file = table(Path("own.csv"))
+    text = Path(file).read_text(encoding="utf-8")
+    Path("own.csv").write_text(text.replace("s1,", "s0,"), encoding="utf-8")
     code, _, error = mpt_here(environment, "upload", file)
     assert code == 1
     assert error.startswith("mpt: own.csv: column id is not numbers: line 2 is 's0', and 39 more. ")
     assert "ids (--index NAME" in error
+    Path("own.csv").write_text(text, encoding="utf-8")
+    code, _, error = mpt_here(environment, "upload", file)
+    assert (code, "ids: id" in error) == (0, True)
     code, _, error = mpt_here(environment, "upload", file, "--index", "e")
     assert (code, "no column e; it has id, a, b, c, d" in error) == (1, True)
     words = ("submit", "--data", file, "--latent-dim", "1", "--columns", "a,id")

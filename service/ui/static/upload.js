@@ -110,7 +110,7 @@ function FirstRows({ rows, upload }) {
 /** How a table is read: its first lines, and the options that change it. They open where the service cannot read it so. */
 function Reading({ file, text, upload, busy, isWrong, begun, onRead }) {
   const [options, setOptions] = useState(begun);
-  const [ids, setIds] = useState(begun.index ?? []);
+  const [chosen, setChosen] = useState(null);
   const [typed, setTyped] = useState("");
   const opened = useRef(false); // an error opens them, until the table could be read
   opened.current = isWrong || (opened.current && busy);
@@ -120,8 +120,9 @@ function Reading({ file, text, upload, busy, isWrong, begun, onRead }) {
   const rows = isText ? firstRows(text, options.sep || usual) : [];
   const names = options.header === "no" ? [] : (rows[0] ?? []).map((cell) => cell.trim()).filter(Boolean);
   const offered = [...new Set(names)].slice(0, PREVIEW_COLUMNS);
+  const ids = chosen ?? upload?.ids ?? [];
   const index = [...offered.filter((name) => ids.includes(name)), ...typed.split(",").map((name) => name.trim()).filter(Boolean)];
-  const toggle = (name) => (event) => setIds((last) => (event.target.checked ? [...last, name] : last.filter((other) => other !== name)));
+  const toggle = (name) => (event) => setChosen(event.target.checked ? [...ids, name] : ids.filter((other) => other !== name));
   return html`
     ${isText && html`<${FirstRows} rows=${rows} upload=${upload} />`}
     <details open=${opened.current}>
@@ -172,29 +173,17 @@ function firstRows(text, separator) {
   return lines.slice(0, PREVIEW_ROWS).map((line) => cellsOf(line, separator === "tab" ? "\t" : separator));
 }
 
-/** How a text file of a table is probably read: with the separators of a spreadsheet program, and with ids. */
+/** How a text file of a table is probably read: with the separators of a spreadsheet program. */
 export function guessedOptions(name, text) {
   if (text === null) return {};
   const usual = SEPARATORS[endingOf(name)];
   const sep = usual === "," && firstRows(text, ",")[0]?.length === 1 && [";", "tab", "|"].find((one) => firstRows(text, one)[0]?.length > 1);
-  const rows = firstRows(text, sep || usual).map((cells) => cells.map((cell) => cell.trim()));
-  return { ...(sep ? { sep, ...decimalOf(rows.flat()) } : {}), ...idsOf(rows) };
+  return sep ? { sep, ...decimalOf(firstRows(text, sep).flat().map((cell) => cell.trim())) } : {};
 }
 
 function decimalOf(cells) {
   const hasCommas = cells.some((cell) => /^[+-]?\d+,\d+$/.test(cell)) && !cells.some((cell) => /^[+-]?\d+\.\d+$/.test(cell));
   return hasCommas ? { decimal: "," } : {};
-}
-
-/** The columns of ids, below a line of names: other words in each row. */
-function idsOf([names = [], ...rows]) {
-  const isWord = (cell) => Boolean(cell) && !/^[+-]?[\d.,' ]*(e[+-]?\d+)?%?$/i.test(cell);
-  const hasNames = rows.length > 1 && names.every(isWord) && new Set(names).size === names.length;
-  const index = names.filter((name, column) => {
-    const cells = rows.map((cells) => cells[column]);
-    return hasNames && cells.every(isWord) && new Set(cells).size === rows.length;
-  });
-  return index.length > 0 ? { index } : {};
 }
 
 function cellsOf(line, separator) {

@@ -89,7 +89,7 @@ def test_equal_names_are_refused(folder: Path) -> None:
 
 def test_ids_and_columns_that_are_no_numbers(folder: Path) -> None:
     path = folder / "data.csv"
-    text = "id,batch,day,a,b\n007,x,2020-01-01,1.5,2\n010,y,2020-01-02,0.25,4\n"
+    text = "id,batch,day,a,b\n007,x,2020-01-01,1.5,2\n010,x,2020-01-01,0.25,4\n"
     refused = problem(path, text)
     assert "column batch is not numbers: line 2 is 'x', and 1 more; column day" in refused
     assert "--index NAME" in refused
@@ -101,7 +101,7 @@ def test_ids_and_columns_that_are_no_numbers(folder: Path) -> None:
     (folder / "reading.json").write_text('{"index": ["id", "batch"], "drop_non_numeric": true}')
     upload = uploaded(UploadData(source="upload", dataset="d", n=2, dim=2))
     assert upload.x.tolist() == [[1.5, 2], [0.25, 4]]
-    assert upload.ids == {"id": ["007", "010"], "batch": ["x", "y"]}
+    assert upload.ids == {"id": ["007", "010"], "batch": ["x", "x"]}
     assert "it has no column ids; it has id, batch" in problem(path, text, index=["ids"])
 
 
@@ -422,6 +422,40 @@ def test_an_index_that_was_saved_twice(folder: Path) -> None:
     assert (found.columns, reading(found, "ids")) == (["a", "b"], ["index", "Unnamed: 0"])
     text = "column 2,,a,b\n0,,1.5,2\n1,,0.5,4\n"
     assert inspected(folder / "data.csv", text).columns == ["column 2", "a", "b"]
+
+
+def test_columns_of_other_words_in_each_row_are_ids(folder: Path) -> None:
+    path = folder / "data.csv"
+    text = "sample,day,a,b\nS-1, 2020-01-01,1.5,2\nä 2,2020-01-02,0.25,4\n"
+    found = inspected(path, text)
+    assert (found.columns, reading(found, "ids")) == (["a", "b"], ["sample", "day"])
+    left_out = inspected(path, text, drop_non_numeric=True)
+    assert (reading(left_out, "ids"), [*reading(left_out, "left_out")]) == (None, ["sample", "day"])
+    assert "column day is not numbers" in problem(path, text, index=["sample"])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    ["S,S", "S,", "S,2", "1.5 mg,2.5 mg", "<0.1,<0.2", "1-2,2-3", "01.02.2020,02.02.2020"],
+)
+def test_other_columns_are_no_ids(folder: Path, cells: str) -> None:
+    first, second = cells.split(",")
+    text = f"sample,a,b\n{first},1.5,2\n{second},0.25,4\n"
+    path = folder / "data.csv"
+    assert "column sample is not numbers" in problem(path, text)
+    text = f"a,b,sample\n1.5,2,{first}\n0.25,4,{second}\n"
+    assert "column sample is not numbers" in problem(path, text)
+
+
+def test_a_column_of_words_in_parquet_is_ids(folder: Path) -> None:
+    path = folder / "data.parquet"
+    table = pd.DataFrame(X, columns=NAMES)
+    table["sample"] = [f"s{i}" for i in range(len(X))]
+    table.to_parquet(path)
+    assert reading(look(path), "ids") == ["sample"]
+    table.loc[3, "sample"] = None
+    table.to_parquet(path)
+    assert "column sample is not numbers" in look(path).problems[0]
 
 
 def test_named_index_and_kinds_of_columns_of_parquet(folder: Path) -> None:
