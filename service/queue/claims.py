@@ -145,9 +145,9 @@ def claim(
     lock_claims(session)
     all_places = places(session, within_s)
     chosen = choose(session, worker, queue, fair_share, all_places, lock=True)
+    if any(place.worker_id == worker and place.reserved_for for place in all_places):
+        session.execute(_END_RESERVATION, {"by": worker})
     if chosen is None:
-        if any(place.worker_id == worker and place.reserved_for for place in all_places):
-            session.execute(_END_RESERVATION, {"by": worker})
         return None
     user, experiment_id = chosen
     given = {"chosen": experiment_id, "by": worker, "on": queue, "for_s": lease_s}
@@ -156,7 +156,6 @@ def claim(
         of_row = update(Experiment).where(Experiment.id == row.id)
         session.execute(of_row.values(cache_key=None))
     session.execute(_BEGIN, {"chosen": experiment_id})
-    session.execute(_END_RESERVATION, {"by": worker})
     weight = fair_share.gpu_weight if queue == Queue.GPU else 1.0
     _charge(session, user, weight * fair_share.advance_s)
     checkpoints = lease.resume(session, row.id) if row.attempt > 1 else ()
