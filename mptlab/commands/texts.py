@@ -192,7 +192,7 @@ def score(
     options = not_none(target_std_err=target_std_err, relative=relative or None,
                        group_size=group_size, wild_type=wild_type,
                        window_overlap=window_overlap)  # fmt: skip
-    name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
+    stem = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
     models = [model] if Path(model).expanduser().is_dir() else model.split(",")
     if len(models) > 2 or (plot is not None and len(models) < 2):
         raise typer.BadParameter("two models are compared, and drawn: --model a,b --plot FILE.pdf")
@@ -200,6 +200,7 @@ def score(
         raise typer.BadParameter("two models are compared by one score: give --score once")
     by_model = []
     for one in models:
+        name = stem and f"{stem} by {Path(one).name}"
         with flags_named({"/spec/model/checkpoint": "--model"}):
             scored = context.client.score(
                 table, checkpoint_of(one), scores, name=name, project=project, **options

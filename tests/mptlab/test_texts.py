@@ -35,7 +35,7 @@ def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> A
     code, output, error = mpt(environment, *words)
     assert code == 0, error
     code, shown, _ = mpt(environment, "show", error.split()[-1], "--json")
-    assert json.loads(shown)["name"] == "lines"
+    assert json.loads(shown)["name"] == "lines by own"
     return json.loads(output)
 
 

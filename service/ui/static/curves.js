@@ -203,14 +203,16 @@ export function levelsOf(name, summary, label = "LML") {
   if (name === "convergence" || name === "score_difference") return [{ label: "0", y: 0 }];
   if (!LML_BELONGS_TO.has(name)) return [];
   const means = summary.filter((one) => one.name === "lml" && one.value !== null && !isInterim(one));
-  return means.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
+  const shown = means.flatMap((mean) => (mean.all?.some(({ value }) => value !== mean.all[0].value) ? mean.all : [mean]));
+  return shown.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
 }
 
 /** Several levels, each in the colour of the curves whose label it has: the LML of an objective in that of its curves. */
 export function colouredAlike(levels, series) {
   if (levels.length < 2) return levels;
   return levels.map((level) => {
-    const own = series.find(({ label }) => level.label.endsWith(`, ${label.replace(/(^|, )seed .*$/, "")}`));
+    const isOf = (label) => level.label.endsWith(`, ${label}`);
+    const own = series.find(({ label }) => isOf(label)) ?? series.find(({ label }) => isOf(label.replace(/(^|, )seed .*$/, "")));
     return own ? { ...level, colour: own.colour } : level;
   });
 }

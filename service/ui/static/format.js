@@ -110,7 +110,7 @@ const SWEEP_CHARACTERS = 24; // of a sweep's name in the title of a point
 /** The title of a sweep's point below its sweep: without the name of the sweep. */
 export function pointTitle({ title }, { name }) {
   const start = `${cut(name ?? "sweep", SWEEP_CHARACTERS)}: `;
-  return title.startsWith(start) ? title.slice(start.length) : title;
+  return title.startsWith(start) ? title.slice(start.length).replace(/^latent_dim (\d+)/, "K = $1") : title;
 }
 
 /** The titles of several; those that are the same get the ends of their ids. */

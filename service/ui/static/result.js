@@ -3,7 +3,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { number, withError } from "./format.js";
-import { aboutMean } from "./means.js";
+import { aboutMean, meansOf } from "./means.js";
 import { chosenOf } from "./metrics.js";
 import { metricName } from "./names.js";
 
@@ -22,6 +22,10 @@ export const shortLabel = ({ label, name, labels }) =>
 export function BestPoint({ of: { metric, label, value, std_err: error } }) {
   return html`<span class="muted small">best ${shortLabel({ label, name: metric })}</span> <span class="number">${withError(value, error)}</span>`;
 }
+
+/** The result of a sweep's point that decides which is best. */
+export const ofPoint = (experiment, best) =>
+  best && experiment.summary.filter(({ name }) => name === best.metric).map((mean) => ({ ...mean, label: best.label }))[0];
 
 /** The value of an area beside its number of tokens: "= −1.868 per token × 512 tokens". */
 export const tokensText = ({ value, tokens }) =>
@@ -49,16 +53,28 @@ export function overText(row, summary) {
   return `${error} over ${chosen === "texts" && scored ? `${scored.value} texts` : chosen}`;
 }
 
-export function Result({ summary }) {
-  const results = resultsOf(summary);
+/** The values of the seeds of a result that has no error: "from −58.93 to −56.39 by seed"; null where they do not differ. */
+export function seedsText({ std_err: error, all }) {
+  const values = all.map(({ value }) => value).filter((value) => value !== null);
+  const [least, most] = [Math.min(...values), Math.max(...values)].map((value) => withError(value, null));
+  return error || values.length < 2 || least === most ? null : `from ${least} to ${most} by seed`;
+}
+
+/** The heading of a large figure: in words, because it stands alone. */
+export const inWords = (label) => label.replace(/^LML\b/, "Log marginal likelihood (LML)").replace(/^MPT\b/, "Masked score (MPT)").replace(/^Pseudo-log-likelihood$/, "$& (pll)");
+
+export function Result({ experiment }) {
+  const { summary } = experiment;
+  const results = resultsOf(meansOf(experiment));
   if (!results.length) return null;
   return html`<section class="result" aria-label="Result">
     ${results.map((row) => html`<div key=${row.title} class="figure">
-      <div class="muted small">${row.label}</div>
+      <div class="muted small">${inWords(row.label)}</div>
       ${row.value === null
         ? html`<div class="small reason">${row.reason ?? "no value"}</div>`
         : html`<div class="amount" title=${aboutMean(row)}>${withError(row.value, row.std_err)} <span class="muted small">${row.unit}</span></div>`}
       ${overText(row, summary) && html`<div class="small" title="the error of the mean if others of the same kind had been chosen">${overText(row, summary)}</div>`}
+      ${seedsText(row) && html`<div class="small">${seedsText(row)}</div>`}
       ${row.tokens && html`<div class="small">${tokensText(row)}</div>`}
       ${row.before && html`<div class="small">${beforeText(row)}</div>`}
       ${row.agreement && html`<div class=${`small ${TONES[row.agreement.outcome]}`}>${agreementText(row)}</div>`}

@@ -5,7 +5,6 @@ import { answerTo, get, withQuery } from "./api.js";
 import { DASH, cut, number, plain, withError } from "./format.js";
 import { useLive } from "./live.js";
 import { MutationMap } from "./mutation_map.js";
-import { metricName } from "./names.js";
 import { Loading, Problem, Scroll } from "./parts.js";
 import { SortHeader } from "./sorting.js";
 import { Coloured, Legend, Tokens } from "./tokens.js";
@@ -113,13 +112,14 @@ function ByToken({ path, place, text, scores, hasLegend }) {
     <${Tokens} key=${score} text=${text} tokens=${tokens} score=${score} hasLegend=${hasLegend} />`;
 }
 
-const headingOf = (name) => (name === "difference" ? name : metricName(name));
+/** A column in few words, because the texts need the room: "pll", "per token". */
+const headingOf = (name) => (name.endsWith(PER_TOKEN) ? "per token" : name.replaceAll("_", " "));
 
 /** Whether an open row shows more of a text than its row: its tokens, the rest of it, or facts beside its length. */
 const hasMore = (row, spec, facts) => spec.per_token || [...(row.text ?? "")].length > MAX_SHOWN || facts.some(([name]) => !["words", "characters"].includes(name));
 
-/** A number of a row with its error, or a score per token to three digits. */
-const written = (row, name) => (name.endsWith(PER_TOKEN) ? number(row[name], 3) : withError(row[name], row[`${name}_std_err`]));
+/** A number of a row with its error, or a score per token to two decimals. */
+const written = (row, name) => (name.endsWith(PER_TOKEN) && row[name] !== null ? row[name].toFixed(2).replace("-", "−") : withError(row[name], row[`${name}_std_err`]));
 
 function Row({ row, tokens, columns, spec, path, place, onGroup }) {
   const [open, setOpen] = useState(false);
@@ -128,7 +128,7 @@ function Row({ row, tokens, columns, spec, path, place, onGroup }) {
   const { numbers, hasGroups } = columns;
   return html`
     <tr>
-      <td class="number muted">${row.row}</td>
+      <td class="number muted wide">${row.row}</td>
       <th scope="row">${hasMore(row, spec, facts)
         ? html`<button type="button" class="opener" aria-expanded=${open} aria-controls=${open ? id : null} onClick=${() => setOpen(!open)}>
           <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><${Beginning} row=${row} tokens=${tokens} scores=${spec.scores} />
@@ -194,7 +194,7 @@ function Table({ id, spec }) {
     ${data?.items.some(({ tokens }) => tokens) && html`<div class="bar"><${Legend} /></div>`}
     ${data && html`<${Scroll} label="Table of texts"><table>
       <thead><tr>
-        <${SortHeader} ...${headerOf("row")} number first="asc">Row<//>
+        <${SortHeader} ...${headerOf("row")} number wide first="asc">Row<//>
         <th scope="col">Text</th>
         ${columns.numbers.map((name) => html`<${SortHeader} key=${name} ...${headerOf(name)} number wide=${COUNTS.includes(name)}><span title=${name}>${headingOf(name)}</span><//>`)}
         ${columns.hasGroups && html`<th scope="col">Group</th>`}

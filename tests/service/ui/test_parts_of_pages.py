@@ -280,8 +280,10 @@ def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) 
 def test_a_run_opens_with_its_result(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
     result = page.get_by_role("region", name="Result")
-    expect(result.locator(".figure").first).to_contain_text("LML−62.340 nats")
-    expect(result).to_contain_text("MPT−62.360 ± 0.090 nats")
+    expect(result.locator(".figure").first).to_contain_text(
+        "Log marginal likelihood (LML)−62.340 nats"
+    )
+    expect(result).to_contain_text("Masked score (MPT)−62.360 ± 0.090 nats")
     expect(result).to_contain_text("they agree: MPT − LML is −0.020 ± 0.090")
     actions = page.get_by_role("group", name="What to do with it").locator("> *")
     expect(actions).to_have_text(["Run again", "More masks", "Share", "Pin", "Delete"])

@@ -87,10 +87,10 @@ def test_a_score_sorts_all_pages(section: Locator) -> None:
         [
             "Row ▲",
             "Text",
-            "Pseudo-log-likelihood",
-            "Pseudo-log-likelihood, word by word",
-            "Cumulative score",
-            "Pseudo-log-likelihood per token",
+            "pll",
+            "pll word l2r",
+            "cumulative",
+            "per token",
             "difference",
             "tokens",
             "Group",
@@ -102,11 +102,11 @@ def test_a_score_sorts_all_pages(section: Locator) -> None:
     expect(cells).to_have_text([containing(one) for one in shown])
     last = rows_of(section).first.locator(".token").last
     expect(last).to_have_class("token step-3")  # coloured without opening the text
-    sort_by(section, "Pseudo-log-likelihood")
+    sort_by(section, "pll")
     order = sorted(ROWS, key=lambda row: -math.inf if row["pll"] is None else row["pll"])[::-1]
     first = section.locator("tbody tr:has(> th) td:first-child")
     expect(first).to_have_text([str(row["row"]) for row in order[:20]])
-    header = section.get_by_role("columnheader", name="Pseudo-log-likelihood", exact=True)
+    header = section.get_by_role("columnheader", name="pll", exact=True)
     expect(header).to_have_attribute("aria-sort", "descending")
     section.get_by_role("button", name="Next texts").click()
     expect(first).to_have_text([str(row["row"]) for row in order[20:]])
@@ -115,13 +115,13 @@ def test_a_score_sorts_all_pages(section: Locator) -> None:
     section.get_by_role("button", name="Previous texts").click()
     expect(section.get_by_role("status")).to_have_text("Texts 1 to 20 of 33")
     section.get_by_role("button", name="Next texts").click()
-    sort_by(section, "Pseudo-log-likelihood")  # the lowest first, from the first page
+    sort_by(section, "pll")  # the lowest first, from the first page
     expect(first.first).to_have_text(str(order[-2]["row"]))
     expect(section.get_by_role("status")).to_have_text("Texts 1 to 20 of 33")
 
 
 def test_a_group_is_shown_alone(section: Locator) -> None:
-    sort_by(section, "Pseudo-log-likelihood")
+    sort_by(section, "pll")
     section.get_by_label("Group", exact=True).fill("pair 12")
     section.get_by_role("button", name="Show", exact=True).click()
     expect(rows_of(section)).to_have_count(2)
@@ -142,7 +142,7 @@ def test_a_group_is_shown_alone(section: Locator) -> None:
 
 
 def test_an_open_row_has_the_tokens_of_its_text(section: Locator, page: Page) -> None:
-    sort_by(section, "Pseudo-log-likelihood")
+    sort_by(section, "pll")
     section.get_by_role("button", name="Next texts").click()
     opened = open_row(section, "house 10")  # its place on the page is not its row
     tokens = opened.locator(".token[role=img]")
@@ -188,7 +188,7 @@ def test_the_csv_has_all_rows(
     section: Locator, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the service gives them in several pages."""
-    sort_by(section, "Pseudo-log-likelihood")
+    sort_by(section, "pll")
     expect(section.locator("tbody td").first).to_have_text("30")
     monkeypatch.setattr(texts, "MAX_PAGE_BYTES", 20_000)
     pages: list[str] = []
@@ -271,8 +271,8 @@ def test_a_run_of_a_worker_is_shown(browser: Browser, scored: tuple[BrowsedLab, 
     for page in watched(context, lab):
         page.goto(lab.url(f"/experiments/{lab.ids['scored']}"))
         section = section_of(page)
-        sort_by(section, "Cumulative score")
-        sort_by(section, "Cumulative score")
+        sort_by(section, "cumulative")
+        sort_by(section, "cumulative")
         lowest = sorted(rows, key=lambda row: row["cumulative"])
         expect(rows_of(section).locator("th")).to_have_text(
             [containing(row["text"]) for row in lowest]

@@ -8,7 +8,7 @@ import { chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
 import { cut, differenceText, labelText, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
-import { metricName } from "../names.js";
+import { fieldSymbol, metricName } from "../names.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
 
@@ -35,9 +35,14 @@ function reader(ids) {
 const hasEnded = ({ experiments, curves }) =>
   experiments.every((one) => one.terminal) && curves.every((one) => !one.partial);
 
-function Name({ row, colour }) {
+const MAX_BESIDE = 3; // fields below the name of a run
+
+/** The name of a run, and below it the values in which its spec differs if they are few. */
+function Name({ row, paths, colour }) {
+  const values = paths.length > MAX_BESIDE ? [] : paths.filter((path) => row.fields.has(path)).map((path) => `${fieldSymbol(path)} = ${fieldText(row.fields.get(path))}`);
   return html`<span class="swatch" ref=${(node) => node && (node.style.background = colourOf(colour))}></span>
-    <a class="name" href=${`/experiments/${row.experiment.id}`}>${row.title}</a>`;
+    <a class="name" href=${`/experiments/${row.experiment.id}`}>${row.title}</a>
+    ${values.length > 0 && html`<div class="small muted">${cut(values.join(", "), FIELD_CHARACTERS)}</div>`}`;
 }
 
 function ColourBy({ paths, value, set }) {
@@ -97,14 +102,15 @@ function Runs({ rows, paths, colours, all, setAll }) {
   const hasStatus = rows.some(({ experiment }) => experiment.status !== "succeeded");
   const names = shortNames(paths);
   const best = new Map(metrics.map((metric) => [metric.key, bestOf(rows, metric)]));
+  const hasHeldOut = metrics.some(({ name }) => name === "lml_heldout");
   const isAnyBest = [...best.values()].some((one) => one.size > 0);
   const different = differentData(rows.map(({ experiment }) => experiment));
   return html`<section class="card flush">
     <div class="bar row spread"><h2>Runs</h2>
       <label class="row"><input type="checkbox" role="switch" checked=${!all} onChange=${(event) => setAll(!event.target.checked)} />Only what differs</label></div>
     <p class="bar muted small">Values are means over seeds ± standard error (×5: five seeds).
-      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed, for the held-out LML by row.`}${
-      isAnyBest && " Bold is the best, and what is within two standard errors of it; of held-out rows, if there are any."}</p>
+      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed${hasHeldOut ? ", for the held-out LML by row" : ""}.`}${
+      isAnyBest && ` Bold is the best${hasHeldOut ? " on held-out rows" : ""}, and what is within two standard errors of it.`}</p>
     ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${listed(different)}): their metrics do not tell which model is better.</p>`}
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>
@@ -114,7 +120,7 @@ function Runs({ rows, paths, colours, all, setAll }) {
         ${paths.map((path, i) => html`<${SortHeader} key=${path} ...${headerOf(`field ${path}`)}><span title=${path}>${names[i]}</span><//>`)}
       </tr></thead>
       <tbody>${shown.map((row) => html`<tr key=${row.experiment.id}>
-        <th scope="row"><${Name} row=${row} colour=${colours[row.index]} /></th>
+        <th scope="row"><${Name} row=${row} paths=${all ? [] : paths} colour=${colours[row.index]} /></th>
         ${hasStatus && html`<td><${Status} of=${row.experiment.status} /></td>`}
         ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} difference=${different.length || row === rows[0] ? null : differenceOf(row, rows[0], key)} isBest=${best.get(key).has(row)} />`)}
         ${paths.map((path) => html`<${FieldCell} key=${path} row=${row} path=${path} />`)}

@@ -9,6 +9,7 @@ import { chartsOf, colouredAlike, curvesOf, levelsOf } from "../curves.js";
 import { dateTime, duration, titleOf } from "../format.js";
 import { History } from "../history.js";
 import { useLive } from "../live.js";
+import { meansOf } from "../means.js";
 import { MetricTable } from "../metrics.js";
 import { canScoreRows } from "../own-data.js";
 import { Loading, Missing, Progress, Scroll, Status, Tabs, Tags, When, withCode } from "../parts.js";
@@ -88,8 +89,11 @@ function Facts({ experiment }) {
   </dl>`;
 }
 
+/** The charts of the trained model before those over its training. */
+const resultsFirst = (charts) => [false, true].flatMap((isOver) => charts.filter(({ about: [, x] }) => ["epoch", "step"].includes(x) === isOver));
+
 function Curves({ experiment, curves }) {
-  const charts = useMemo(() => chartsOf(curves.series, curves.partial, experiment.spec), [curves]);
+  const charts = useMemo(() => resultsFirst(chartsOf(curves.series, curves.partial, experiment.spec)), [curves]);
   if (!charts.length) {
     return experiment.terminal ? null : html`<div class="card empty"><p>Curves appear here as soon as there are points.</p></div>`;
   }
@@ -97,9 +101,9 @@ function Curves({ experiment, curves }) {
   return html`<div class="halves">${charts.map(({ key, about: [title, xLabel, yLabel], name, series }, i) => {
     const csv = `/v1/experiments/${experiment.id}/curves/${name}?format=csv&max_points=${MAX_POINTS}`;
     const hasSum = name === "score" && experiment.metrics.some((one) => one.name === "mpt");
-    const note = hasSum && "The shaded area is the MPT score, an estimate of the LML.";
+    const note = hasSum ? "The shaded area is the MPT score, an estimate of the LML." : name === "mpt" && "Each point is an estimate from a few masks.";
     return html`<div key=${key} class=${i < alone ? "across" : ""}><${Chart} title=${title} note=${note} series=${series} xLabel=${xLabel} yLabel=${yLabel}
-      lines=${colouredAlike(levelsOf(name, experiment.summary), series)}>
+      lines=${colouredAlike(levelsOf(name, meansOf(experiment)), series)}>
       <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
     <//></div>`;
   })}</div>`;
@@ -182,7 +186,7 @@ export default function Experiment({ me, may }) {
   const tabs = tabsOf(experiment, curves.data);
   const mayHaveMoreMasks = experiment.status === "succeeded" && may("submit") && canHaveMoreMasks(experiment.spec);
   return html`<div class="stack">
-    <div class="row spread">
+    <div class="row spread head">
       <div class="grow">
         <h1>${titleOf(experiment)}</h1>
         <div><${Tags} of=${experiment.tags} /></div>
@@ -196,7 +200,7 @@ export default function Experiment({ me, may }) {
     <${Failure} of=${experiment.failure} />
     <${Warnings} experiment=${experiment} />
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
-    <${Result} summary=${experiment.summary} />
+    <${Result} experiment=${experiment} />
     <div class=${`columns three${experiment.terminal ? " ended" : ""}`}>
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main"><${Tabs} label="Parts of the experiment" tabs=${tabs}>${(tab) => ({

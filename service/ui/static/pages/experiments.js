@@ -9,7 +9,7 @@ import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
 import { fieldName, metricName } from "../names.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery, withCode } from "../parts.js";
-import { BestPoint, resultsOf, shortLabel } from "../result.js";
+import { BestPoint, ofPoint, resultsOf, shortLabel } from "../result.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
 import { SortHeader } from "../sorting.js";
@@ -30,7 +30,12 @@ function Metric({ experiment, name }) {
 }
 
 /** The result of an experiment by its own name, such as "LML −61.340", and below it the second, such as the MPT score. */
-function Result({ experiment }) {
+function Result({ experiment, sweep }) {
+  const deciding = ofPoint(experiment, sweep?.best);
+  if (deciding) {
+    const figure = html`<${Figure} mean=${deciding} />`;
+    return html`<td class="result-cell wide">${sweep.best.experiment_id === experiment.id ? html`<strong>${figure}</strong>` : figure}</td>`;
+  }
   const [main, second] = resultsOf(experiment.summary);
   if (!main) return html`<td class="result-cell wide"></td>`;
   return html`<td class="result-cell wide"><${Figure} mean=${main} />${second && html`<div class="muted small"><${Figure} mean=${second} /></div>`}</td>`;
@@ -42,9 +47,9 @@ function Figure({ mean }) {
 }
 
 /** The first of the chosen results or metrics that an experiment has, below its status, for screens without room for columns. */
-function FirstMetric({ experiment, columns }) {
+function FirstMetric({ experiment, sweep, columns }) {
   const isChosen = ({ name, label }) => columns.metrics.includes(name) || (columns.result && label !== null);
-  const mean = experiment.summary.find(isChosen);
+  const mean = ofPoint(experiment, sweep?.best) ?? experiment.summary.find(isChosen);
   return mean ? html`<div class="small only-small"><${Figure} mean=${mean} /></div>` : null;
 }
 
@@ -84,14 +89,14 @@ function Row({ experiment, sweep, columns, ...selection }) {
     </th>
     <td>
       <${Status} of=${status} />
-      <${FirstMetric} experiment=${experiment} columns=${columns} />
+      <${FirstMetric} experiment=${experiment} sweep=${sweep} columns=${columns} />
       ${status === "running" && html`<${Progress} experiment=${experiment} label=${`Progress of ${title}`} />`}
       ${queue && html`<div class="small muted brief">${queue.reason}</div>`}
       ${failure && html`<${Failure} message=${failure.message} />`}
     </td>
     ${columns.family && html`<td class="wide">${experiment.family}</td>`}
     ${columns.fields.map((path) => html`<${Field} key=${path} experiment=${experiment} path=${path} />`)}
-    ${columns.result && html`<${Result} experiment=${experiment} />`}
+    ${columns.result && html`<${Result} experiment=${experiment} sweep=${sweep} />`}
     ${columns.metrics.map((name) => html`<${Metric} key=${name} experiment=${experiment} name=${name} />`)}
     ${columns.owner && html`<td class="wide">${experiment.owner}</td>`}
     <td class="wide"><${When} at=${experiment.created_at} /></td>
@@ -120,7 +125,8 @@ function SweepRows({ sweep, isOpenable, at, columns, pointsPath, turn, selected,
       <a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${title}</a>
       <div class=${isOpenable ? "small under-opener" : "small"}><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map(fieldName).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
     </th>
-    <td><${Status} of=${sweep.status} />${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
+    <td><${Status} of=${sweep.status} />${sweep.best && columns.result && html`<div class="small only-small"><${BestPoint} of=${sweep.best} /></div>`}
+      ${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
     ${before > 0 && html`<td class="wide" colspan=${before}></td>`}
     ${columns.result && html`<td class="result-cell wide">${sweep.best && html`<${BestPoint} of=${sweep.best} />`}</td>`}
     ${columns.metrics.length > 0 && html`<td class="wide" colspan=${columns.metrics.length}></td>`}

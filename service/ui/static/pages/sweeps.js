@@ -13,7 +13,7 @@ import { BestPoint } from "../result.js";
 const COLUMNS = [
   ["Name", "", (sweep) => html`<a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
     <div class="small"><${Tags} of=${sweep.tags} /></div>`],
-  ["Points", "", (sweep) => html`<${Status} of=${sweep.status} /><${Counts} sweep=${sweep} />`],
+  ["Points", "", (sweep) => html`<${Status} of=${sweep.status} /><${Counts} sweep=${sweep} />${sweep.best && html`<div class="small only-small"><${BestPoint} of=${sweep.best} /></div>`}`],
   ["Fields", "wide wrap", (sweep) => html`<span title=${sweep.fields.join(", ")}>${sweep.fields.map(fieldName).join(", ")}</span>`],
   ["Best", "wide", ({ best }) => best && html`<${BestPoint} of=${best} />`],
   ["Created", "wide", (sweep) => html`<${When} at=${sweep.created_at} />`],

@@ -64,6 +64,11 @@ test("levels: zero, each model's final LML, or none", () => {
   assert.deepEqual(curves.levelsOf("elbo", summary), [{ label: "LML, model model", y: -11 }, { label: "LML, model baseline", y: -30 }]);
   assert.deepEqual(curves.levelsOf("lml", [mean(-5, {})], "LML of x"), [{ label: "LML of x", y: -5 }]);
   assert.deepEqual(curves.levelsOf("lml", [mean(null, {})]), []);
+  const seeds = [{ labels: { seed: 1 }, value: -3 }, { labels: { seed: 2 }, value: -5 }];
+  const levels = curves.levelsOf("lml", [{ ...mean(-4, {}), all: seeds }]);
+  assert.deepEqual(levels, [{ label: "LML, seed 1", y: -3 }, { label: "LML, seed 2", y: -5 }]);
+  assert.deepEqual(curves.colouredAlike(levels, [{ label: "seed 1", colour: 0 }, { label: "seed 2", colour: 1 }]).map(({ colour }) => colour), [0, 1]);
+  assert.equal(curves.levelsOf("lml", [{ ...mean(-3, {}), all: [seeds[0], seeds[0]] }]).length, 1);
 });
 
 test("the loss of a training in steps is drawn over the steps", () => {

@@ -1,13 +1,34 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { agreementText, beforeText, overText, resultsOf, tokensText } from "../../../../service/ui/static/result.js";
+import { agreementText, beforeText, inWords, ofPoint, overText, resultsOf, seedsText, tokensText } from "../../../../service/ui/static/result.js";
 import { sorted } from "../../../../service/ui/static/sorting.js";
 
 test("the results are the rows of a summary that have a label", () => {
   const rows = [{ label: "LML" }, { label: "MPT" }, { label: null }];
   assert.deepEqual(resultsOf(rows), rows.slice(0, 2));
   assert.deepEqual(resultsOf(null), []);
+});
+
+test("a result without an error has the values of its seeds below it, if they differ", () => {
+  const all = [{ value: -58.93 }, { value: -56.39 }, { value: null }];
+  assert.equal(seedsText({ std_err: null, all }), "from −58.930 to −56.390 by seed");
+  assert.equal(seedsText({ std_err: 0.1, all }), null);
+  assert.equal(seedsText({ std_err: null, all: [all[0], all[0]] }), null);
+});
+
+test("a point of a sweep shows what decides which is best", () => {
+  const best = { metric: "lml_heldout", label: "LML, held out" };
+  const summary = [{ name: "lml", label: "LML" }, { name: "lml_heldout", label: null, value: -17 }];
+  assert.deepEqual(ofPoint({ summary }, best), { name: "lml_heldout", label: "LML, held out", value: -17 });
+  assert.equal(ofPoint({ summary: [] }, best), undefined);
+  assert.equal(ofPoint({ summary }, null), null);
+});
+
+test("a large figure has its name in words", () => {
+  assert.equal(inWords("LML, held out"), "Log marginal likelihood (LML), held out");
+  assert.equal(inWords("MPT"), "Masked score (MPT)");
+  assert.equal(inWords("Area under the curve"), "Area under the curve");
 });
 
 test("a result after training has what it was before below it", () => {
