@@ -51,11 +51,11 @@ def shown_progress(file: TextIO) -> Iterator[Show]:
         bar.set_description_str(f"{name}  {document['status']}", refresh=False)
         if document["progress"]:
             done, total, unit = _counted(document)
-            if bar.total != total:
+            if bar.total is None or bar.unit != unit:
                 bar.bar_format, bar.unit = BAR, unit
                 bar.reset(total)
                 bar.initial = done
-            bar.n = done
+            bar.n, bar.total = done, total  # the masks for an error are estimated anew
         if latest := document.get("latest"):
             bar.set_postfix_str(latest, refresh=False)
         bar.refresh()

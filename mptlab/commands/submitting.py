@@ -220,9 +220,25 @@ def extend(
     grid = {path: _swept(path, text) for path, text in map(_pair, over)}
     extended = context.sweep(sweep_id, newest=False)
     how: Json = {"cache": False} if no_cache else {}
+    known = [] if no_cache else _known_values(extended, grid)
+    if known:
+        warn(f"the sweep already has {', '.join(grid)} = {', '.join(map(cell, known))}")
+    added = {path: [one for one in values if one not in known] for path, values in grid.items()}
     with flags_named(_flags(None, over)):
-        extended.add(grid, **how)
+        if all(added.values()):
+            extended.add(added, **how)
     _follow_sweep(context, extended, grid, watch, sort)
+
+
+def _known_values(sweep: Sweep, grid: Json) -> list[Any]:
+    """Return the values of a grid that points of the sweep have already. Empty if several fields
+    are swept: then a point is a combination of values."""
+    document = sweep.table_document()
+    if len(grid) > 1 or document["fields"] != [*grid]:
+        return []
+    (path,) = grid
+    known = [row["fields"][path] for row in document["items"]]
+    return [value for value in grid[path] if value in known]
 
 
 def _queue_sweep(

@@ -201,10 +201,14 @@ def score(
     by_model = []
     for one in models:
         name = stem and f"{stem} by {Path(one).name}"
-        with flags_named({"/spec/model/checkpoint": "--model"}):
-            scored = context.client.score(
-                table, checkpoint_of(one), scores, name=name, project=project, **options
-            )
+        try:
+            with flags_named({"/spec/model/checkpoint": "--model"}):
+                scored = context.client.score(
+                    table, checkpoint_of(one), scores, name=name, project=project, **options
+                )
+        except KeyboardInterrupt:
+            warn("the run continues: mpt list shows it, mpt cancel ends it")
+            raise
         for note in scored.notes[len(table.notes) :]:
             warn(note)
         typer.echo(scored.experiment_id, err=True)
@@ -234,7 +238,11 @@ def _show_paired(
         total, error = paired.total
         return context.dump({"texts": paired, "sum": total, "sum_std_err": error})
     if csv_ is None:
-        rows = [few_digits(row) for row in for_people(paired, ERROR)]
+        known = [
+            {name: value for name, value in row.items() if value is not None or ERROR not in name}
+            for row in paired
+        ]
+        rows = [few_digits(row) for row in for_people(known, ERROR)]
         context.show(rows, *(rows[0] if rows else ()))
     for line in paired.lines():
         typer.echo(line, err=str(csv_) == "-")

@@ -167,8 +167,8 @@ def _sentences(
     alike = dict.fromkeys(_choice(rows[i], fields) for i in best.alike)
     alike.pop(chosen, None)
     if alike:
-        shown = [*alike][:MAX_ALIKE]
-        more = len(alike) - len(shown)
+        shown = _range_of(best, rows, fields) or [*alike][:MAX_ALIKE]
+        more = 0 if len(shown) == 1 else len(alike) - len(shown)
         text += f"; within two standard errors: {'; '.join(shown)}"
         text += f"; and {more} more" if more else ""
     sentences = [text]
@@ -180,6 +180,18 @@ def _sentences(
     elif best.metric == "lml" and SIZE in fields:
         sentences.append(SAME_ROWS)
     return sentences
+
+
+def _range_of(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
+    """Return the latent dimensions that are as good as the best as one range, if nothing else is
+    swept, and they are three or more without one between them that is not as good."""
+    if [*fields] != [SIZE]:
+        return []
+    sizes = sorted({row["fields"][SIZE] for row in rows})
+    as_good = {rows[i]["fields"][SIZE] for i in (best.row, *best.alike)}
+    alike = sorted(as_good - {rows[best.row]["fields"][SIZE]})
+    between = [size for size in sizes if min(as_good) <= size <= max(as_good)]
+    return [f"K = {alike[0]} to {alike[-1]}"] if len(alike) > 2 and {*between} == as_good else []
 
 
 def _beyond(best: Best, rows: Sequence[Row], spec: Mapping[str, Any]) -> range:

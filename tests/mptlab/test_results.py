@@ -123,7 +123,11 @@ def test_a_sweep_is_extended_only_if_its_name_is_not_ambiguous(
     assert code == 2
     assert "matches several sweeps, give an id" in " ".join(error.replace("│", "").split())
     assert mpt_here(environment, "extend", ids[0], "--over", "seeds=3,4") == (0, f"{ids[0]}\n", "")
-    assert [row["seeds"] for row in client.get_sweep(ids[0]).table()] == [[1], [3], [4]]
+    code, _, error = mpt_here(environment, "extend", ids[0], "--over", "seeds=4,5")
+    assert (code, error) == (0, "mpt: the sweep already has seeds = 4\n")
+    code, _, error = mpt_here(environment, "extend", ids[0], "--over", "seeds=3,5")
+    assert (code, error) == (0, "mpt: the sweep already has seeds = 3, 5\n")
+    assert [row["seeds"] for row in client.get_sweep(ids[0]).table()] == [[1], [3], [4], [5]]
     assert len(client.get_sweep(ids[1]).table()) == 1
 
 

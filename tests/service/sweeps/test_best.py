@@ -96,6 +96,15 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
     assert smallest == "The smallest model as good as the best: K = 2, model.family = ppca"
     alone = conclude(of((0.5, 0.1), (0.0, 0.0), (0.6, 0.1)))
     assert (alone["best"]["smallest"], len(alone["notes"])) == (None, 2)
+    near, far = (0.5, 0.26), (0.5, 0.24)
+    ranges = [
+        (((0.0, 0.0), near, near, near, near), "K = 3 to 6"),
+        ((far, near, (0.0, 0.0), near, near), "K = 3 to 6"),
+        ((near, far, (0.0, 0.0), near, near), "K = 2; K = 5; K = 6"),
+        (((0.0, 0.0), near, near), "K = 3; K = 4"),
+    ]
+    for points, alike in ranges:
+        assert conclude(of(*points))["notes"][0].endswith(f"two standard errors: {alike}")
     assert best_of(of((0.0, 0.0), (0.5, 0.24), (0.0, 0.0), (0.5, 0.26))) == (
         "lml_heldout", 0, [2, 3],
     )  # fmt: skip
