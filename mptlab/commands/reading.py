@@ -118,7 +118,8 @@ def _sweep_line(sweep: Json, newest: Json) -> Json:
     result = f"{sweep['points']} points: mpt table {sweep['id'][:SHORT_ID]}"
     if best := sweep["best"]:
         value = with_error(best["value"], best["std_err"])
-        result = f"best {best['label']} {value} of {sweep['points']} points"
+        place = f" at {best['at']}" if best.get("at") else ""
+        result = f"best {best['label']} {value}{place} of {sweep['points']} points"
     created = newest.get("created_at", sweep["created_at"])
     return {**sweep, "status": counts, "result": result, "created_at": created}
 

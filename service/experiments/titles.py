@@ -22,12 +22,16 @@ def specs_of(session: Session, experiments: Sequence[Experiment]) -> dict[str, d
     """Return the specs of experiments by id: those that are loaded, and small ones."""
     loaded = [one for one in experiments if "spec" not in inspect(one).unloaded]
     specs = {one.id: one.spec for one in loaded}
-    ids = [one.id for one in experiments if one.id not in specs]
-    if ids:
-        is_small = Experiment.spec_bytes <= MAX_SPEC_BYTES
-        query = select(Experiment.id, Experiment.spec).where(Experiment.id.in_(ids), is_small)
-        specs |= {row.id: row.spec for row in session.execute(query)}
-    return specs
+    return specs | small_specs(session, [one.id for one in experiments if one.id not in specs])
+
+
+def small_specs(session: Session, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the specs of experiments by id, without large ones."""
+    if not ids:
+        return {}
+    is_small = Experiment.spec_bytes <= MAX_SPEC_BYTES
+    query = select(Experiment.id, Experiment.spec).where(Experiment.id.in_(ids), is_small)
+    return {row.id: row.spec for row in session.execute(query)}
 
 
 def titles_of(session: Session, experiments: Sequence[Experiment], user: Caller) -> dict[str, str]:

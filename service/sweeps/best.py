@@ -104,7 +104,14 @@ def best_point(fields: Sequence[str], metrics: Mapping[str, Mapping[str, Row]]) 
         "value": cell["value"],
         "std_err": cell["std_err"],
         "experiment_id": [*metrics][best.row],
+        "at": None,
     }
+
+
+def place_of(point_spec: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Return the swept fields of a point that choose its model, data or training."""
+    swept = deciding(fields)
+    return choice({"fields": {path: value_at(point_spec, path) for path in swept}}, swept)
 
 
 def smallest_as_good(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> int | None:
@@ -162,9 +169,9 @@ def _sentences(
     best: Best, smallest: int | None, rows: Sequence[Row], fields: Sequence[str]
 ) -> list[str]:
     """Return the best choice of the swept fields, and those that are as good within the error."""
-    chosen = _choice(rows[best.row], fields)
+    chosen = choice(rows[best.row], fields)
     text = f"Best by {RESULTS[best.metric]}: {chosen}"
-    alike = dict.fromkeys(_choice(rows[i], fields) for i in best.alike)
+    alike = dict.fromkeys(choice(rows[i], fields) for i in best.alike)
     alike.pop(chosen, None)
     if alike:
         shown = _range_of(best, rows, fields) or [*alike][:MAX_ALIKE]
@@ -173,7 +180,7 @@ def _sentences(
         text += f"; and {more} more" if more else ""
     sentences = [text]
     if smallest is not None:
-        words = _choice(rows[smallest], fields)
+        words = choice(rows[smallest], fields)
         sentences.append(f"The smallest model as good as the best: {words}")
     if best.metric == HELDOUT:
         sentences.append(OTHER_ROWS)
@@ -260,7 +267,7 @@ def _is_as_good(row: Row, best: Row, metric: str) -> bool:
     return bool(gap <= max(ALIKE * std_err, TIE))
 
 
-def _choice(row: Row, fields: Sequence[str]) -> str:
+def choice(row: Row, fields: Sequence[str]) -> str:
     """Return the values of fields in a row: "K = 3, model.family = ppca"."""
     values = ((path, row["fields"][path]) for path in fields if path in row["fields"])
     names = {SIZE: "K"}

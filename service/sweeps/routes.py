@@ -1,7 +1,7 @@
 """Routes of sweeps."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -14,11 +14,13 @@ from service.accounts.permissions import find, find_own, newest, permitted
 from service.accounts.users import Caller
 from service.experiments.models import Experiment
 from service.experiments.routes import SubmitDep
+from service.experiments.titles import small_specs
 from service.queue import holds, states
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError
 from service.submission.requests import AddedPoints, NewSweep, SweepRetry
 from service.sweeps import store
+from service.sweeps.best import best_point, place_of
 from service.sweeps.ends import estimated_end
 from service.sweeps.models import Sweep
 from service.sweeps.pairing import heldout_parts
@@ -102,8 +104,8 @@ def list_sweeps(
         found = newest(session, user, Sweep, whose, limit + 1, before, without_specs, ids=id)
         kept, next_cursor = page(found, limit)
         counts = store.counts(session, [one.id for one in kept], user)
-        best = _choosing_metrics(session, counts, user)
-        items = [summary_out(one, counts.get(one.id, {}), best.get(one.id, {})) for one in kept]
+        best = _best_points(session, kept, counts, user)
+        items = [summary_out(one, counts.get(one.id, {}), best[one.id]) for one in kept]
     return as_json(SweepPage(items=items, next_cursor=next_cursor))
 
 
@@ -250,16 +252,25 @@ def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, database: DatabaseDep) 
 def _out(session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep, user: Caller) -> SweepOut:
     every = store.counts(session, [sweep.id], user)
     counts = every.get(sweep.id, {})
-    metrics = _choosing_metrics(session, every, user).get(sweep.id, {})
+    best = _best_points(session, [sweep], every, user)[sweep.id]
     running = store.progress(session, sweep.id)
     can = permitted(sweep, user, store.actions(session, sweep, counts))
     end = estimated_end(session, queue_snapshots, sweep)
-    return sweep_out(sweep, counts, metrics, can, running, end)
+    return sweep_out(sweep, counts, best, can, running, end)
 
 
-def _choosing_metrics(
-    session: Session, counts: Mapping[str, Mapping[Status, int]], user: Caller
-) -> Mapping[str, Mapping[str, Document]]:
-    """Return the metrics for the best point of each sweep that has few points."""
+def _best_points(
+    session: Session,
+    sweeps: Sequence[Sweep],
+    counts: Mapping[str, Mapping[Status, int]],
+    user: Caller,
+) -> Mapping[str, Document | None]:
+    """Return the best point of each sweep, None for those with many points or without a best."""
     few = [id for id, by_status in counts.items() if sum(by_status.values()) <= store.MAX_COMPARED]
-    return store.choosing_metrics(session, few, user)
+    metrics = store.choosing_metrics(session, few, user)
+    best = {one.id: best_point(one.fields, metrics.get(one.id, {})) for one in sweeps}
+    specs = small_specs(session, [one["experiment_id"] for one in best.values() if one])
+    for sweep in sweeps:
+        if (point := best[sweep.id]) and (spec := specs.get(point["experiment_id"])):
+            point["at"] = place_of(spec, sweep.fields)
+    return best

@@ -77,6 +77,8 @@ class BestPoint(ResponseModel):
     """Standard error of the mean. null: unknown."""
     experiment_id: str
     """Id of the experiment."""
+    at: str | None
+    """Its swept fields, without those of the measurement: "K = 3". null: its spec is too large."""
 
 
 class SweepSummary(Listed):

@@ -17,7 +17,7 @@ from service.experiments.views import failure_out
 from service.records.means import mean_of
 from service.records.spreadsheets import csv_text
 from service.refusals import ApiError, invalid
-from service.sweeps.best import SEEDS, best_point, chief_metric, conclusion, varying
+from service.sweeps.best import SEEDS, chief_metric, conclusion, varying
 from service.sweeps.models import Sweep
 from service.sweeps.order import in_order
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
@@ -54,10 +54,8 @@ Document = dict[str, Any]
 would take twice as long."""
 
 
-def summary_out(
-    sweep: Sweep, counts: Mapping[Status, int], metrics: Mapping[str, Mapping[str, Document]]
-) -> SweepSummary:
-    """Convert a sweep. `metrics` has those of each experiment that choose between models."""
+def summary_out(sweep: Sweep, counts: Mapping[Status, int], best: Document | None) -> SweepSummary:
+    """Convert a sweep. `best` is its best point."""
     status = next((one for one in IN_TURN if counts.get(one)), Status.SUCCEEDED)
     path = f"/v1/sweeps/{sweep.id}"
     parts = ("table", "points", "events")
@@ -70,7 +68,7 @@ def summary_out(
         points=sum(counts.values()),
         counts={one: counts.get(one, 0) for one in Status},
         ended=sum(counts.get(one, 0) for one in TERMINAL),
-        best=best_point(sweep.fields, metrics),
+        best=best,
         urls=SweepUrls(
             self=path,
             cancel=f"{path}:cancel",
@@ -83,14 +81,14 @@ def summary_out(
 def sweep_out(
     sweep: Sweep,
     counts: Mapping[Status, int],
-    metrics: Mapping[str, Mapping[str, Document]],
+    best: Document | None,
     can: list[Action],
     running: float,
     end: tuple[float | None, str],
 ) -> SweepOut:
     """Convert a sweep. `can` has the actions that its reader may take, `running` is the progress of
     the running experiments in runs, `end` is the expected end and its basis."""
-    summary = summary_out(sweep, counts, metrics)
+    summary = summary_out(sweep, counts, best)
     return SweepOut.model_construct(
         **dict(summary),
         can=can,

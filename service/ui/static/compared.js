@@ -6,6 +6,7 @@ import { isDerived } from "./names.js";
 
 const ALIKE_ERRORS = 2;
 const HELDOUT = "lml_heldout";
+const POPULATION = "_population"; // the same metric with another error, which its cell has too
 
 /**
  * A row for each experiment: `{experiment, index, title, fields, means}`, the fields of its spec that differ, or all that
@@ -103,7 +104,8 @@ export function coloursBy(rows, path) {
 
 /** The metrics of all rows, `[{key, name, labels}]`: results first, those of `train.curve_at` last. */
 export function metricsOf(rows) {
-  const found = [...new Map(rows.flatMap(({ means }) => [...means])).values()].filter(({ name }) => !isDerived(name));
+  const every = new Map(rows.flatMap(({ means }) => [...means]));
+  const found = [...every.values()].filter(({ name, key }) => !isDerived(name) && !(name.endsWith(POPULATION) && every.has(key.replace(POPULATION, ""))));
   return [...found.filter((one) => !isInterim(one)), ...found.filter(isInterim)];
 }
 

@@ -2,7 +2,7 @@
 // whether the MPT score agrees with the LML.
 
 import { html } from "./vendor/preact-htm.js";
-import { number, withError } from "./format.js";
+import { cut, number, withError } from "./format.js";
 import { aboutMean, meansOf } from "./means.js";
 import { chosenOf } from "./metrics.js";
 import { metricName } from "./names.js";
@@ -13,14 +13,15 @@ const TONES = { agree: "good-text", differ: "bad-text", unclear: "" };
 export const resultsOf = (summary) => (summary ?? []).filter(({ label }) => label !== null);
 
 const LABEL_CHARACTERS = 18;
+const PLACE_CHARACTERS = 40;
 
 /** The heading of a result in a table: a shorter one if it is long, as "LML mpt" for "LML, trained by mpt", or "pll" for "Pseudo-log-likelihood". */
 export const shortLabel = ({ label, name, labels }) =>
   [label, [metricName(name), labels?.objective].filter(Boolean).join(" ")].find((text) => text && text.length <= LABEL_CHARACTERS) ?? name;
 
 /** The value of a sweep's best point. */
-export function BestPoint({ of: { metric, label, value, std_err: error } }) {
-  return html`<span class="muted small">best ${shortLabel({ label, name: metric })}</span> <span class="number">${withError(value, error)}</span>`;
+export function BestPoint({ of: { metric, label, value, std_err: error, at } }) {
+  return html`<span class="muted small">best ${shortLabel({ label, name: metric })}</span> <span class="number">${withError(value, error)}</span>${at && html` <span class="muted small">at ${cut(at, PLACE_CHARACTERS)}</span>`}`;
 }
 
 /** The result of a sweep's point that decides which is best. */
@@ -63,6 +64,13 @@ export function seedsText({ std_err: error, all }) {
 /** The heading of a large figure: in words, because it stands alone. */
 export const inWords = (label) => label.replace(/^LML\b/, "Log marginal likelihood (LML)").replace(/^MPT\b/, "Masked score (MPT)").replace(/^Pseudo-log-likelihood$/, "$& (pll)");
 
+/** The unit of a large figure: that of a mean says of what, "nats per row". */
+export function unitOf({ name, unit, tokens }, summary) {
+  if (unit !== "nats" || tokens) return unit;
+  if (/^(lml|mpt|elbo)/.test(name)) return "nats per row";
+  return summary.some((one) => one.name === "texts_scored") ? "nats per text" : unit;
+}
+
 export function Result({ experiment }) {
   const { summary } = experiment;
   const results = resultsOf(meansOf(experiment));
@@ -72,7 +80,7 @@ export function Result({ experiment }) {
       <div class="muted small">${inWords(row.label)}</div>
       ${row.value === null
         ? html`<div class="small reason">${row.reason ?? "no value"}</div>`
-        : html`<div class="amount" title=${aboutMean(row)}>${withError(row.value, row.std_err)} <span class="muted small">${row.unit}</span></div>`}
+        : html`<div class="amount" title=${aboutMean(row)}>${withError(row.value, row.std_err)} <span class="muted small">${unitOf(row, summary)}</span></div>`}
       ${overText(row, summary) && html`<div class="small" title="the error of the mean if others of the same kind had been chosen">${overText(row, summary)}</div>`}
       ${seedsText(row) && html`<div class="small">${seedsText(row)}</div>`}
       ${row.tokens && html`<div class="small">${tokensText(row)}</div>`}

@@ -395,6 +395,7 @@ def test_a_list_has_the_best_point_of_a_sweep(admin: TestClient) -> None:
     assert best[made["id"]] == admin.get(f"/v1/sweeps/{made['id']}").json()["best"]
     assert best[made["id"]] == {
         "metric": "mpt", "label": "MPT", "value": -13.0, "std_err": 1.0, "experiment_id": first,
+        "at": "K = 1",
     }  # fmt: skip
 
 

@@ -117,6 +117,7 @@ def test_a_missing_value_is_a_gap(page: Page, lab: BrowsedLab) -> None:
     chart = page.get_by_role("img")
     expect(chart).to_have_attribute("aria-label", containing("seed 44: 63 points, from −0.8"))
     legend = page.locator(".u-legend .u-series:not(:first-child):visible")
+    expect(legend.first).to_be_visible()
     before = [one.bounding_box() for one in legend.all()]
     page.locator(".u-over").hover()
     expect(page.locator(".u-legend")).to_contain_text("±")

@@ -10,6 +10,7 @@ import { useLive } from "../live.js";
 import { aboutMean } from "../means.js";
 import { fieldSymbol, metricName } from "../names.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
+import { overText } from "../result.js";
 import { SortHeader, useSorting } from "../sorting.js";
 
 const TOGETHER = 50;
@@ -65,11 +66,15 @@ function Charts({ experiments, rows, curves, colours }) {
   });
 }
 
-function MetricCell({ mean, difference, isBest }) {
+const isResult = ({ label }) => label !== null;
+const differs = (rows, { key }) => new Set(rows.map(({ means }) => means.get(key)?.value)).size > 1;
+
+function MetricCell({ mean, summary, difference, isBest }) {
   if (!mean) return html`<td></td>`;
   const value = withError(mean.value, mean.std_err);
   return html`<td class="number" title=${aboutMean(mean)}>
     ${isBest ? html`<strong>${value}</strong>` : value}${mean.tokens && html` <span class="muted small">× ${mean.tokens} tokens</span>`}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+    ${overText(mean, summary) && html`<div class="small muted">${overText(mean, summary)}</div>`}
     ${difference && html`<div class="small muted">${differenceText(difference, value)}</div>`}
   </td>`;
 }
@@ -94,7 +99,8 @@ const listed = (paths) => [...paths.slice(0, MAX_PATHS), ...(paths.length > MAX_
 
 /** A row for each run: its metrics, then where its spec differs from the others', or all of it. */
 function Runs({ rows, paths, colours, all, setAll }) {
-  const metrics = metricsOf(rows);
+  const every = metricsOf(rows);
+  const metrics = all ? every : every.filter((metric) => isResult(metric) || differs(rows, metric));
   const columns = new Map(
     [["name"], ["status"], ...metrics.map(({ key }) => ["metric", key]), ...paths.map((path) => ["field", path])].map((one) => [one.join(" "), one]),
   );
@@ -122,7 +128,7 @@ function Runs({ rows, paths, colours, all, setAll }) {
       <tbody>${shown.map((row) => html`<tr key=${row.experiment.id}>
         <th scope="row"><${Name} row=${row} paths=${all ? [] : paths} colour=${colours[row.index]} /></th>
         ${hasStatus && html`<td><${Status} of=${row.experiment.status} /></td>`}
-        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} difference=${different.length || row === rows[0] ? null : differenceOf(row, rows[0], key)} isBest=${best.get(key).has(row)} />`)}
+        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} summary=${row.experiment.summary} difference=${different.length || row === rows[0] ? null : differenceOf(row, rows[0], key)} isBest=${best.get(key).has(row)} />`)}
         ${paths.map((path) => html`<${FieldCell} key=${path} row=${row} path=${path} />`)}
       </tr>`)}</tbody>
     </table><//>
@@ -174,7 +180,7 @@ function Shown({ experiments, curves }) {
   return html`<div class="stack">
     <div class="row spread end">
       <h1>Compare ${experiments.length} experiments</h1>
-      ${paths.length > 0 && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
+      ${paths.length > 0 && curves.some(({ series }) => series.length) && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
     </div>
     <${Runs} rows=${shown} paths=${[...shown[0].fields.keys()]} colours=${colours} all=${all} setAll=${setAll} />
     <${Charts} experiments=${experiments} rows=${rows} curves=${curves} colours=${colours} />

@@ -50,7 +50,8 @@ function Figure({ mean }) {
 function FirstMetric({ experiment, sweep, columns }) {
   const isChosen = ({ name, label }) => columns.metrics.includes(name) || (columns.result && label !== null);
   const mean = ofPoint(experiment, sweep?.best) ?? experiment.summary.find(isChosen);
-  return mean ? html`<div class="small only-small"><${Figure} mean=${mean} /></div>` : null;
+  const isBest = sweep?.best?.experiment_id === experiment.id;
+  return mean ? html`<div class=${`small only-small${isBest ? " strong" : ""}`}><${Figure} mean=${mean} /></div>` : null;
 }
 
 const FIELD_CHARACTERS = 30;

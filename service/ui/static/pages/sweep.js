@@ -9,6 +9,7 @@ import { useLive } from "../live.js";
 import { fieldName, isDerived, metricName } from "../names.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
+import { unitOf } from "../result.js";
 import { SortHeader, useSorting } from "../sorting.js";
 import { canHaveMoreMasks } from "../spec.js";
 import { SEEDS, axesOf, bestRow, chartOf, errorOf, rowsOf } from "../swept.js";
@@ -49,7 +50,7 @@ function Best({ sweep, table, best, onDone }) {
   return html`<section class="stack" aria-label="Result">
     ${best && html`<div class="result"><div class="figure">
       <div class="muted small">Best ${best.label}</div>
-      <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">nats</span></div>
+      <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">${unitOf({ name: best.metric, unit: "nats" }, [])}</span></div>
       <div class="small">at ${best.at}</div>
     </div>
     ${best.smallestAt && html`<div class="figure">
@@ -181,11 +182,18 @@ function SweepActions({ sweep, onDone }) {
   </div>`;
 }
 
+/** The metrics of a table, the one that decides and the distance from the best first. */
+function chiefFirst({ metrics, chief_metric: chief }) {
+  const first = [chief, `${chief}_behind_best`];
+  const isFirst = (name) => first.includes(name);
+  return [...metrics.filter(isFirst), ...metrics.filter((name) => !isFirst(name) && !isDerived(name))];
+}
+
 export default function Sweep({ may }) {
   const id = location.pathname.split("/")[2];
   const read = async () => {
     const [sweep, table] = await Promise.all([get(`/v1/sweeps/${id}`), get(`/v1/sweeps/${id}/table`)]);
-    return { sweep, table: { ...table, metrics: table.metrics.filter((name) => !isDerived(name)) } };
+    return { sweep, table: { ...table, metrics: chiefFirst(table) } };
   };
   const { data, error, refresh } = useLive(read, [id], ({ sweep }) => sweep.terminal);
   if (error) return html`<${Missing} error=${error} />`;

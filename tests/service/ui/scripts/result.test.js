@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { agreementText, beforeText, inWords, ofPoint, overText, resultsOf, seedsText, tokensText } from "../../../../service/ui/static/result.js";
+import { agreementText, beforeText, inWords, ofPoint, overText, resultsOf, seedsText, tokensText, unitOf } from "../../../../service/ui/static/result.js";
 import { sorted } from "../../../../service/ui/static/sorting.js";
 
 test("the results are the rows of a summary that have a label", () => {
@@ -25,7 +25,10 @@ test("a point of a sweep shows what decides which is best", () => {
   assert.equal(ofPoint({ summary }, null), null);
 });
 
-test("a large figure has its name in words", () => {
+test("a large figure has its name in words, and says of what it is a mean", () => {
+  assert.equal(unitOf({ name: "lml_heldout", unit: "nats" }, []), "nats per row");
+  assert.equal(unitOf({ name: "pll", unit: "nats" }, [{ name: "texts_scored" }]), "nats per text");
+  assert.equal(unitOf({ name: "area", unit: "nats", tokens: 512 }, []), "nats");
   assert.equal(inWords("LML, held out"), "Log marginal likelihood (LML), held out");
   assert.equal(inWords("MPT"), "Masked score (MPT)");
   assert.equal(inWords("Area under the curve"), "Area under the curve");
