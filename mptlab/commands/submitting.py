@@ -46,7 +46,7 @@ from mptlab.commands.own_data import (
     refuse_table_of_texts,
     spec_of_data,
 )
-from mptlab.errors import Json
+from mptlab.errors import Json, Refused
 from mptlab.specs import changed, kind_of_data, not_none, parse_spec, parse_value, quick
 from mptlab.sweeps import Sweep, run_of
 
@@ -232,8 +232,11 @@ def extend(
 
 def _known_values(sweep: Sweep, grid: Json) -> list[Any]:
     """Return the values of a grid that points of the sweep have already. Empty if several fields
-    are swept: then a point is a combination of values."""
-    document = sweep.table_document()
+    are swept: then a point is a combination of values. Empty, too, if its table is too large."""
+    try:
+        document = sweep.table_document()
+    except Refused:
+        return []
     if len(grid) > 1 or document["fields"] != [*grid]:
         return []
     (path,) = grid

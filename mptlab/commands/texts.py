@@ -207,7 +207,7 @@ def score(
                     table, checkpoint_of(one), scores, name=name, project=project, **options
                 )
         except KeyboardInterrupt:
-            warn("the run continues: mpt list shows it, mpt cancel ends it")
+            warn("a run that was queued continues: mpt list shows it, mpt cancel ends it")
             raise
         for note in scored.notes[len(table.notes) :]:
             warn(note)

@@ -111,7 +111,7 @@ def best_point(fields: Sequence[str], metrics: Mapping[str, Mapping[str, Row]]) 
 def place_of(point_spec: Mapping[str, Any], fields: Sequence[str]) -> str:
     """Return the swept fields of a point that choose its model, data or training."""
     swept = deciding(fields)
-    return choice({"fields": {path: value_at(point_spec, path) for path in swept}}, swept)
+    return _choice({"fields": {path: value_at(point_spec, path) for path in swept}}, swept)
 
 
 def smallest_as_good(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> int | None:
@@ -169,9 +169,9 @@ def _sentences(
     best: Best, smallest: int | None, rows: Sequence[Row], fields: Sequence[str]
 ) -> list[str]:
     """Return the best choice of the swept fields, and those that are as good within the error."""
-    chosen = choice(rows[best.row], fields)
+    chosen = _choice(rows[best.row], fields)
     text = f"Best by {RESULTS[best.metric]}: {chosen}"
-    alike = dict.fromkeys(choice(rows[i], fields) for i in best.alike)
+    alike = dict.fromkeys(_choice(rows[i], fields) for i in best.alike)
     alike.pop(chosen, None)
     if alike:
         shown = _range_of(best, rows, fields) or [*alike][:MAX_ALIKE]
@@ -180,7 +180,7 @@ def _sentences(
         text += f"; and {more} more" if more else ""
     sentences = [text]
     if smallest is not None:
-        words = choice(rows[smallest], fields)
+        words = _choice(rows[smallest], fields)
         sentences.append(f"The smallest model as good as the best: {words}")
     if best.metric == HELDOUT:
         sentences.append(OTHER_ROWS)
@@ -194,11 +194,11 @@ def _range_of(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> list[st
     swept, and they are three or more without one between them that is not as good."""
     if [*fields] != [SIZE]:
         return []
-    sizes = sorted({row["fields"][SIZE] for row in rows})
     as_good = {rows[i]["fields"][SIZE] for i in (best.row, *best.alike)}
     alike = sorted(as_good - {rows[best.row]["fields"][SIZE]})
-    between = [size for size in sizes if min(as_good) <= size <= max(as_good)]
-    return [f"K = {alike[0]} to {alike[-1]}"] if len(alike) > 2 and {*between} == as_good else []
+    sizes = {row["fields"][SIZE] for row in rows}
+    between = {size for size in sizes if min(as_good) <= size <= max(as_good)}
+    return [f"K = {alike[0]} to {alike[-1]}"] if len(alike) > 2 and between == as_good else []
 
 
 def _beyond(best: Best, rows: Sequence[Row], spec: Mapping[str, Any]) -> range:
@@ -267,7 +267,7 @@ def _is_as_good(row: Row, best: Row, metric: str) -> bool:
     return bool(gap <= max(ALIKE * std_err, TIE))
 
 
-def choice(row: Row, fields: Sequence[str]) -> str:
+def _choice(row: Row, fields: Sequence[str]) -> str:
     """Return the values of fields in a row: "K = 3, model.family = ppca"."""
     values = ((path, row["fields"][path]) for path in fields if path in row["fields"])
     names = {SIZE: "K"}
