@@ -115,6 +115,17 @@ export function differenceOf(row, other, key) {
   return key === HELDOUT && difference ? withErrorOfParts(difference, row.parts, other.parts) : difference;
 }
 
+/** How much a score of the texts of a run is above that of others, as the mean over the texts that both scored and its error. */
+export function differenceOfTexts(texts, others, score) {
+  const known = new Map(others.map((text) => [text.row, text[score] ?? null]));
+  const differences = texts.filter((text) => (text[score] ?? null) !== null && (known.get(text.row) ?? null) !== null).map((text) => text[score] - known.get(text.row));
+  const count = differences.length;
+  if (count < 2) return null;
+  const value = differences.reduce((sum, one) => sum + one, 0) / count;
+  const squares = differences.reduce((sum, one) => sum + (one - value) ** 2, 0);
+  return { value, std_err: Math.sqrt(squares / (count - 1) / count), count };
+}
+
 /**
  * The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, if all are alike, among
  * different data, or on the rows that models were fitted to if others were held out.

@@ -66,7 +66,8 @@ export const inWords = (label) => label.replace(/^LML\b/, "Log marginal likeliho
 
 /** The unit of a large figure: that of a mean says of what, "nats per row". */
 export function unitOf({ name, unit, tokens }, summary) {
-  if (unit !== "nats" || tokens) return unit;
+  if (unit !== "nats") return unit;
+  if (tokens) return `nats per ${tokens} tokens`;
   if (/^(lml|mpt|elbo)/.test(name)) return "nats per row";
   return summary.some((one) => one.name === "texts_scored") ? "nats per text" : unit;
 }
@@ -81,6 +82,7 @@ export function Result({ experiment }) {
       ${row.value === null
         ? html`<div class="small reason">${row.reason ?? "no value"}</div>`
         : html`<div class="amount" title=${aboutMean(row)}>${withError(row.value, row.std_err)} <span class="muted small">${unitOf(row, summary)}</span></div>`}
+      ${row.tokens && overText(row, summary) && row.std_err > 0 && html`<div class="small">± ${withError(row.value, row.std_err).split("± ")[1]} by the masks</div>`}
       ${overText(row, summary) && html`<div class="small" title="the error of the mean if others of the same kind had been chosen">${overText(row, summary)}</div>`}
       ${seedsText(row) && html`<div class="small">${seedsText(row)}</div>`}
       ${row.tokens && html`<div class="small">${tokensText(row)}</div>`}

@@ -18,9 +18,11 @@ export function chartsOf({ at, stretch_s: stretch, items }, now = Date.now()) {
   const [unit, unitMs] = UNITS.find(([, size]) => end - begins[first] >= 2 * size) ?? UNITS.at(-1);
   const x = begins.slice(first).map((begin) => ((begin + Math.min(begin + 1000 * stretch, end)) / 2 - end) / unitMs);
   const std_err = x.map(() => null);
+  const isHere = ({ busy, memory_free: free }) => [...busy.slice(-2), ...free.slice(-2)].some((value) => value !== null);
+  const hasGone = items.some(isHere) && items.some((one) => !isHere(one));
   const of = (column, scale) =>
-    items.map((one) => ({ label: one.id, x, std_err, value: one[column].slice(first).map((value) => (value === null ? null : value / scale)) }));
-  return { busy: of("busy", 0.01), free: of("memory_free", GIB), xLabel: `${unit} from now` };
+    [...items].sort((a, b) => isHere(b) - isHere(a)).map((one) => ({ label: one.id, faint: hasGone && !isHere(one), x, std_err, value: one[column].slice(first).map((value) => (value === null ? null : value / scale)) }));
+  return { busy: of("busy", 0.01), free: of("memory_free", GIB), xLabel: `${unit} from now`, note: hasGone && "Workers that have gone are faint." };
 }
 
 export function WorkerHistory() {
@@ -37,8 +39,8 @@ export function WorkerHistory() {
       </select>
     </div>
     <div class="halves">
-      <${Chart} title="Use of workers" toZero yMax=${100} series=${charts.busy} xLabel=${charts.xLabel} yLabel="time with a run, %" />
-      <${Chart} title="Free memory" toZero series=${charts.free} xLabel=${charts.xLabel} yLabel="free memory, GiB" />
+      <${Chart} title="Use of workers" note=${charts.note} toZero yMax=${100} series=${charts.busy} xLabel=${charts.xLabel} yLabel="time with a run, %" />
+      <${Chart} title="Free memory" note=${charts.note} toZero series=${charts.free} xLabel=${charts.xLabel} yLabel="free memory, GiB" />
     </div>
   </section>`;
 }

@@ -92,3 +92,11 @@ test("ids have names, and all fields that any run sets can be shown", () => {
   assert.deepEqual([...compared.rowsOf(runs, { names, all: true })[1].fields], [["data.dataset", "2b"], ["data.n", 3], ["model.k", 2]]);
   assert.deepEqual([...rowsOf({ data: { array: null } }, { data: {} })[0].fields], []); // neither sets it
 });
+
+test("scores of texts are compared by the texts that both runs scored", () => {
+  const texts = (...values) => values.map((pll, row) => ({ row, pll }));
+  const found = compared.differenceOfTexts(texts(-1, -2, -3, null), texts(-2, -2, -5, -1), "pll");
+  assert.deepEqual([found.value, found.count], [1, 3]);
+  assert.ok(Math.abs(found.std_err - Math.sqrt(1 / 3)) < 1e-12);
+  assert.equal(compared.differenceOfTexts(texts(-1), texts(-2), "pll"), null);
+});

@@ -28,7 +28,7 @@ test("a point of a sweep shows what decides which is best", () => {
 test("a large figure has its name in words, and says of what it is a mean", () => {
   assert.equal(unitOf({ name: "lml_heldout", unit: "nats" }, []), "nats per row");
   assert.equal(unitOf({ name: "pll", unit: "nats" }, [{ name: "texts_scored" }]), "nats per text");
-  assert.equal(unitOf({ name: "area", unit: "nats", tokens: 512 }, []), "nats");
+  assert.equal(unitOf({ name: "area", unit: "nats", tokens: 512 }, []), "nats per 512 tokens");
   assert.equal(inWords("LML, held out"), "Log marginal likelihood (LML), held out");
   assert.equal(inWords("MPT"), "Masked score (MPT)");
   assert.equal(inWords("Area under the curve"), "Area under the curve");
