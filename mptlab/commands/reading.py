@@ -462,7 +462,7 @@ def _result(experiment: Json) -> str:
     results = []
     for row in [row for row in experiment["summary"] if row["label"] is not None][:MAX_RESULTS]:
         number = with_error(row["value"], row["std_err"]) or "-"
-        tokens = f" (× {row['tokens']} tokens)" if row["tokens"] else ""
+        tokens = f" per {row['tokens']} tokens" if row["tokens"] else ""
         results.append(f"{row['title']} {number}{tokens}")
     return "; ".join(results)
 

@@ -26,8 +26,8 @@ ALIKE = 2.0
 BELOW_DIM = ("ppca", "factor_analysis")
 """Families whose latent dimensions are fewer than the columns of the data."""
 OTHER_ROWS = (
-    "Errors do not cover which rows the models were fitted to. Values that are close may change "
-    "their order with others: data.seed=1"
+    "Errors do not cover which rows the models were fitted to: another split of the rows "
+    "(data.seed=1) may change the order of values that are close"
 )
 SAME_ROWS = (
     "The LML of the data that a model was fitted to rises with the latent dimensions. To choose, "

@@ -72,7 +72,7 @@ function MetricCell({ mean, summary, difference, isBest }) {
   if (!mean) return html`<td></td>`;
   const value = withError(mean.value, mean.std_err);
   return html`<td class="number" title=${aboutMean(mean)}>
-    ${isBest ? html`<strong>${value}</strong>` : value}${mean.tokens && html` <span class="muted small">× ${mean.tokens} tokens</span>`}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+    ${isBest ? html`<strong>${value}</strong>` : value}${mean.tokens && html` <span class="muted small">per ${mean.tokens} tokens</span>`}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
     ${overText(mean, summary) && html`<div class="small muted">${overText(mean, summary)}</div>`}
     ${difference && html`<div class="small muted">${differenceText(difference, value)}</div>`}
   </td>`;

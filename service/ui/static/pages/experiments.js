@@ -23,7 +23,7 @@ function Metric({ experiment, name }) {
   if (!means.length) return html`<td class="number muted wide">–</td>`;
   return html`<td class="number wide">${means.map((mean) => html`<div key=${mean.title} title=${aboutMean(mean)}>
     ${withError(mean.value, mean.std_err)}
-    ${mean.tokens && mean.value !== null && html` <span class="muted small">× ${mean.tokens} tokens</span>`}
+    ${mean.tokens && mean.value !== null && html` <span class="muted small">per ${mean.tokens} tokens</span>`}
     ${mean.count > 1 && mean.value !== null && html` <span class="muted small">×${mean.count}</span>`}
     ${labelText(mean.labels) && html` <span class="muted small">${labelText(mean.labels)}</span>`}
   </div>`)}</td>`;
@@ -42,7 +42,7 @@ function Result({ experiment, sweep }) {
 }
 
 function Figure({ mean }) {
-  const tokens = mean.tokens && mean.value !== null ? ` × ${mean.tokens} tokens` : "";
+  const tokens = mean.tokens && mean.value !== null ? ` per ${mean.tokens} tokens` : "";
   return html`<span title=${[mean.label, aboutMean(mean)].filter(Boolean).join(": ")}><span class="muted small">${shortLabel(mean)}</span> <span class="number">${withError(mean.value, mean.std_err)}</span>${tokens}</span>`;
 }
 
@@ -120,11 +120,13 @@ function SweepRows({ sweep, isOpenable, at, columns, pointsPath, turn, selected,
   const hasAll = points?.length > 0 && points.every((one) => selected.has(one.id));
   const selectAll = (event) => points.forEach((one) => select(one, event.target.checked));
   return html`<tr>
-    <td class="check">${points && html`<input type="checkbox" checked=${hasAll} aria-label=${`Select the points of ${title}`} onChange=${selectAll} />`}</td>
-    <th scope="row">
+    <td class="check">
       ${isOpenable && html`<button type="button" class="opener muted" aria-label=${`Points of ${title}`} aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "▾" : "▸"}</button>`}
+      ${points && html`<input type="checkbox" checked=${hasAll} aria-label=${`Select the points of ${title}`} onChange=${selectAll} />`}
+    </td>
+    <th scope="row">
       <a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${title}</a>
-      <div class=${isOpenable ? "small under-opener" : "small"}><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map(fieldName).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
+      <div class="small"><span class="muted">${sweep.points === 1 ? "1 point" : `${sweep.points} points`} · ${sweep.fields.map(fieldName).join(", ")}</span> <${Tags} of=${sweep.tags} /></div>
     </th>
     <td><${Status} of=${sweep.status} />${sweep.best && columns.result && html`<div class="small only-small"><${BestPoint} of=${sweep.best} /></div>`}
       ${sweep.status !== "succeeded" && html`<${Counts} sweep=${sweep} />`}</td>
