@@ -115,12 +115,12 @@ function Runs({ rows, paths, colours, texts, all, setAll }) {
   const hasSeeds = rows.some(({ means }) => [...means.values()].some(({ count }) => count > 1));
   const [first] = rows;
   const byText = (row, { name }) => texts.has(row.experiment.id) && texts.has(first.experiment.id) && differenceOfTexts(texts.get(row.experiment.id), texts.get(first.experiment.id), name);
-  const paired = [hasSeeds && "paired by seed", hasHeldOut && "for the held-out LML by row", texts.size > 0 && "paired by text for their scores"].filter(Boolean);
+  const paired = [hasSeeds && "paired by seed", hasHeldOut && "paired by row for the held-out LML", texts.size > 0 && "paired by text for their scores"].filter(Boolean);
   const different = differentData(rows.map(({ experiment }) => experiment));
   return html`<section class="card flush">
     <div class="bar row spread"><h2>Runs</h2>
       <label class="row"><input type="checkbox" role="switch" checked=${!all} onChange=${(event) => setAll(!event.target.checked)} />Only what differs</label></div>
-    <p class="bar muted small">Values are ${hasSeeds ? "means over seeds ± standard error (×5: five seeds)" : "with ± their standard errors"}.
+    <p class="bar muted small">${hasSeeds ? "Values are means over seeds ± standard error (×5: five seeds)." : "Numbers after ± are standard errors."}
       ${!different.length && ` Small numbers are ${[`differences from ${first.title}`, ...paired].join(", ")}.`}${
       isAnyBest && ` Bold is the best${hasHeldOut ? " on held-out rows" : ""}, and what is within two standard errors of it.`}</p>
     ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${listed(different)}): their metrics do not tell which model is better.</p>`}
