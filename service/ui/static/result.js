@@ -28,9 +28,12 @@ export function BestPoint({ of: { metric, label, value, std_err: error, at } }) 
 export const ofPoint = (experiment, best) =>
   best && experiment.summary.filter(({ name }) => name === best.metric).map((mean) => ({ ...mean, label: best.label }))[0];
 
-/** The value of an area beside its number of tokens: "= −1.868 per token × 512 tokens". */
-export const tokensText = ({ value, tokens }) =>
-  tokens && value !== null ? `= ${number(value / tokens, 4)} per token × ${tokens} tokens` : null;
+/** The value of an area beside its number of tokens and the width of its rates: "= −1.868 per token × 512 tokens × width 0.99". */
+export function tokensText({ value, tokens }, summary) {
+  if (!tokens || value === null) return null;
+  const width = summary.find(({ name }) => name === "area_width")?.value ?? 1;
+  return `= ${number(value / tokens / width, 4)} per token × ${tokens} tokens${width === 1 ? "" : ` × width ${number(width)}`}`;
+}
 
 /** What a result was before training, and is now: "−56.48 at epoch 0 → −10.20". */
 export function beforeText({ value, std_err: error, before }) {
@@ -85,7 +88,7 @@ export function Result({ experiment }) {
       ${row.tokens && overText(row, summary) && row.std_err > 0 && html`<div class="small">± ${withError(row.value, row.std_err).split("± ")[1]} by the masks</div>`}
       ${overText(row, summary) && html`<div class="small" title="the error of the mean if others of the same kind had been chosen">${overText(row, summary)}</div>`}
       ${seedsText(row) && html`<div class="small">${seedsText(row)}</div>`}
-      ${row.tokens && html`<div class="small">${tokensText(row)}</div>`}
+      ${row.tokens && html`<div class="small">${tokensText(row, summary)}</div>`}
       ${row.before && html`<div class="small">${beforeText(row)}</div>`}
       ${row.agreement && html`<div class=${`small ${TONES[row.agreement.outcome]}`}>${agreementText(row)}</div>`}
     </div>`)}

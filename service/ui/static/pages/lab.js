@@ -213,7 +213,7 @@ function Now({ me, may }) {
       <${Workers} workers=${data.workers} slots=${data.queue.slots} />
       <div class="halves"><${Queue} queue=${data.queue} /><${Running} experiments=${data.running} /></div>
       <div class="halves"><${Usage} queue=${data.queue} /><${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} /></div>
-      <${WorkerHistory} />
+      <${WorkerHistory} here=${data.workers.map(({ id }) => id)} />
       ${may("admin") && html`<${Users} />`}
       <p class="muted">For scripts: <a href="/docs">the API</a>.</p>`}`;
 }

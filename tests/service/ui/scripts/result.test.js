@@ -41,7 +41,8 @@ test("a result after training has what it was before below it", () => {
 });
 
 test("an area stands beside its number of tokens", () => {
-  assert.equal(tokensText({ value: -956.7, tokens: 512 }), "= −1.869 per token × 512 tokens");
+  assert.equal(tokensText({ value: -956.7, tokens: 512 }, []), "= −1.869 per token × 512 tokens");
+  assert.equal(tokensText({ value: -1008.3, tokens: 512 }, [{ name: "area_width", value: 0.99 }]), "= −1.989 per token × 512 tokens × width 0.99");
   assert.equal(tokensText({ value: -956.7, tokens: null }), null);
   assert.equal(tokensText({ value: null, tokens: 512 }), null);
 });
