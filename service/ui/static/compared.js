@@ -1,7 +1,7 @@
 // Several experiments side by side: the fields in which their specs differ, their colours, the best of them.
 
 import { distinctTitles, leaves, plain } from "./format.js";
-import { isInterim, meansOf, paired, partsOf, withErrorOfParts } from "./means.js";
+import { isInterim, meanOf, meansOf, paired, partsOf, withErrorOfParts } from "./means.js";
 import { isDerived } from "./names.js";
 
 const ALIKE_ERRORS = 2;
@@ -118,12 +118,10 @@ export function differenceOf(row, other, key) {
 /** How much a score of the texts of a run is above that of others, as the mean over the texts that both scored and its error. */
 export function differenceOfTexts(texts, others, score) {
   const known = new Map(others.map((text) => [text.row, text[score] ?? null]));
-  const differences = texts.filter((text) => (text[score] ?? null) !== null && (known.get(text.row) ?? null) !== null).map((text) => text[score] - known.get(text.row));
-  const count = differences.length;
-  if (count < 2) return null;
-  const value = differences.reduce((sum, one) => sum + one, 0) / count;
-  const squares = differences.reduce((sum, one) => sum + (one - value) ** 2, 0);
-  return { value, std_err: Math.sqrt(squares / (count - 1) / count), count };
+  const differences = texts
+    .filter((text) => (text[score] ?? null) !== null && (known.get(text.row) ?? null) !== null)
+    .map((text) => ({ value: text[score] - known.get(text.row), std_err: null }));
+  return differences.length > 1 ? { ...meanOf(differences), count: differences.length } : null;
 }
 
 /**

@@ -25,8 +25,10 @@ export function BestPoint({ of: { metric, label, value, std_err: error, at } }) 
 }
 
 /** The result of a sweep's point that decides which is best. */
-export const ofPoint = (experiment, best) =>
-  best && experiment.summary.filter(({ name }) => name === best.metric).map((mean) => ({ ...mean, label: best.label }))[0];
+export function ofPoint(experiment, best) {
+  const mean = best && experiment.summary.find(({ name }) => name === best.metric);
+  return mean ? { ...mean, label: best.label } : null;
+}
 
 /** The value of an area beside its number of tokens and the width of its rates: "= −1.868 per token × 512 tokens × width 0.99". */
 export function tokensText({ value, tokens }, summary) {

@@ -21,7 +21,7 @@ test("a point of a sweep shows what decides which is best", () => {
   const best = { metric: "lml_heldout", label: "LML, held out" };
   const summary = [{ name: "lml", label: "LML" }, { name: "lml_heldout", label: null, value: -17 }];
   assert.deepEqual(ofPoint({ summary }, best), { name: "lml_heldout", label: "LML, held out", value: -17 });
-  assert.equal(ofPoint({ summary: [] }, best), undefined);
+  assert.equal(ofPoint({ summary: [] }, best), null);
   assert.equal(ofPoint({ summary }, null), null);
 });
 
